@@ -113,6 +113,6 @@ def side_by_side(works: Sequence[Callable[[], object]], rounds: int) -> list[lis
     return seconds
 
 
-def ratio(one: Sequence[float], other: Sequence[float]) -> float:
+def ratio(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the median over rounds of one divided by other."""
-    return statistics.median(a / b for a, b in zip(one, other, strict=True))
+    return statistics.median(a / b for a, b in zip(first, second, strict=True))

@@ -12,9 +12,9 @@ compared, exactly, before a figure is printed.
 
 Everybody has the machine in turn and a process of its own, so that its peak of memory is known: the
 sum of what each process of its tree had at most. Files are in the page cache, they were just
-written. Starting Spark is told apart; what its first queries take to warm up is not, because that
-is how a report is made: `again` is the same once more in the same process. `others` is the part of
-the machine that others had meanwhile: rows that differ in it do not compare.
+written. Starting Spark is counted separately; what its first queries take to warm up is not,
+because that is how a report is made: `again` is the same once more in the same process. `others` is
+the part of the machine that other processes had meanwhile: rows that differ in it do not compare.
 """
 
 import argparse
@@ -102,10 +102,10 @@ class Combinations:
     share: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, other: str) -> "Combinations":
+    def of(cls, primary: str) -> "Combinations":
         """Return those of a namespace that keeps the backlog of another."""
         queues = [f"area-{number % 7}/orders-{number:03}" for number in range(QUEUES)]
-        backlog = [backlog_queue_path(other, number) for number in range(BACKLOG_QUEUES)]
+        backlog = [backlog_queue_path(primary, number) for number in range(BACKLOG_QUEUES)]
         activity = np.linspace(1.0, QUIETEST, QUEUES)
         found = [
             (path, operation, purpose.value, outcome, share * busy)
@@ -416,18 +416,18 @@ def _plain(name: str) -> str:
 
 _PLACES = """
 create temp table places as
-with told as (
+with trail as (
     select 'primary' as ledger, * from read_parquet($primary, hive_partitioning=false)
     union all
     select 'secondary' as ledger, * from read_parquet($secondary, hive_partitioning=false)
 ), stock as (
-    select ledger, max(record) as stock from told where event = 'inventory' group by ledger
+    select ledger, max(record) as stock from trail where event = 'inventory' group by ledger
 ), each as (
     select ledger, number, first as place, path, message_id, event, "at", record
-    from told where event = 'accepted'
+    from trail where event = 'accepted'
     union all
     select ledger, number, unnest(range(first, last + 1)), path, null, event, "at", record
-    from told left join stock using (ledger)
+    from trail left join stock using (ledger)
     where event = 'completed' or (event = 'standing' and record = stock)
 )
 select ledger, number, place, max(path) as path, max(message_id) as message_id,
@@ -541,12 +541,12 @@ class Tree:
     def _watch(self) -> None:
         before: set[int] = set()
         while not self._over.wait(SAMPLE_S):
-            table, ours = processes(), {self._root}
-            while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
-                ours |= more
+            table, tree_pids = processes(), {self._root}
+            while more := {pid for pid, row in table.items() if row[0] in tree_pids} - tree_pids:
+                tree_pids |= more
             # One seen once may be Java about to start a program: for a moment it is there twice.
-            self._read((ours & before) | {self._root})
-            before = ours
+            self._read((tree_pids & before) | {self._root})
+            before = tree_pids
 
     def _read(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -565,8 +565,8 @@ class Made:
     session_s: float  # that Spark took to start
     seconds: list[float]  # of each run
     peak_mb: float  # until the end of the first run
-    others: float  # part of the machine that others had meanwhile
-    told: dict[str, Any]  # of the first run
+    background: float  # part of the machine that others had meanwhile
+    answer: dict[str, Any]  # of the first run
 
     @property
     def first_s(self) -> float:
@@ -577,7 +577,7 @@ class Made:
         again = f"{self.seconds[-1]:>9.2f}" if len(self.seconds) > 1 else " " * 9
         return (
             f"{self.name:<26} {self.rows:>12,} {self.files:>6,} {self.first_s:>9.2f} {again} "
-            f"{self.rows / self.first_s:>12,.0f} {self.peak_mb:>9,.0f} {self.others:>7.0%}"
+            f"{self.rows / self.first_s:>12,.0f} {self.peak_mb:>9,.0f} {self.background:>7.0%}"
         )
 
 
@@ -674,23 +674,23 @@ def in_order(table: pa.Table) -> pa.Table:
     return table.sort_by([(key, "ascending") for key in keys]).combine_chunks()
 
 
-def check_operations(here: Ground, ours: Made) -> None:
+def check_operations(here: Ground, spark: Made) -> None:
     """Make sure that the report's table of operations is what a peer's sums come to."""
     counted = pq.read_table(here.output / "counted.parquet")
     written = in_order(pq.read_table(here.output / "operations.parquet"))
     assert written.num_rows, "nothing was reported"
     assert staged(counted).equals(written), "the report and its peer count differently"
     span = [pc.min(counted.column("begins")), pc.max(counted.column("ends"))]
-    assert [moment.cast(pa.int64()).as_py() / 1e6 for moment in span] == ours.told["span"]
+    assert [moment.cast(pa.int64()).as_py() / 1e6 for moment in span] == spark.answer["span"]
 
 
-def check_reconciliation(messages: int, ours: Made, peer: Made) -> None:
+def check_reconciliation(messages: int, spark: Made, peer: Made) -> None:
     """Make sure that both found the same, and what there was to find."""
-    assert sorted(ours.told["statuses"]) == sorted(peer.told["statuses"])
-    assert ours.told["suspects"] == peer.told["suspects"] == WRONG * (messages // CHUNK)
+    assert sorted(spark.answer["statuses"]) == sorted(peer.answer["statuses"])
+    assert spark.answer["suspects"] == peer.answer["suspects"] == WRONG * (messages // CHUNK)
     counts: dict[str, int] = {}
     diverted = 0
-    for ledger, _, status, count in ours.told["statuses"]:
+    for ledger, _, status, count in spark.answer["statuses"]:
         if ledger == NAMESPACES[1]:
             diverted += count
         else:
@@ -726,11 +726,11 @@ def measure_operations(sizes: Sequence[int]) -> dict[str, list[Made]]:
     print("\nthe smallest again, in the files that a broker writes: one each minute")
     rows = sizes[0]
     with ground(partial(write_operations, rows=rows, cut=FILES), per_row * rows) as at:
-        ours = at.measure("Spark")
+        spark = at.measure("Spark")
         for name in names[1:]:
             at.measure(name)
-            check_operations(at, ours)
-    show_parts(ours)
+            check_operations(at, spark)
+    show_parts(spark)
     return found
 
 
@@ -739,23 +739,23 @@ def measure_messages(sizes: Sequence[int]) -> float:
     print(f"\nmessages of a namespace and its backlog, reconciled\n{HEAD}", flush=True)
     for messages in sizes:
         with ground(partial(write_messages, messages=messages), 60 * messages) as at:
-            ours, peer = at.measure("Spark"), at.measure("DuckDB, reconciling")
-            check_reconciliation(messages, ours, peer)
-        ratio = ours.first_s / peer.first_s
+            spark, peer = at.measure("Spark"), at.measure("DuckDB, reconciling")
+            check_reconciliation(messages, spark, peer)
+        ratio = spark.first_s / peer.first_s
         print(f"{'':<26} Spark takes {ratio:.1f} times DuckDB's time")
-    show_parts(ours)
+    show_parts(spark)
     return ratio
 
 
 def show_parts(made: Made) -> None:
     """Print where the time of a report went."""
-    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.told["parts"].items())
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.answer["parts"].items())
     print(f"Spark's {made.rows:,} rows: {parts}; and to start {made.session_s:.1f} s", flush=True)
 
 
-def marginal(one: Made, other: Made) -> float:
+def marginal(smaller: Made, larger: Made) -> float:
     """Return the seconds of each further row."""
-    return (other.first_s - one.first_s) / (other.rows - one.rows)
+    return (larger.first_s - smaller.first_s) / (larger.rows - smaller.rows)
 
 
 def _rate(seconds: float) -> str:
@@ -778,25 +778,25 @@ def show_growth(found: dict[str, list[Made]]) -> None:
 
 def show_word(found: dict[str, list[Made]]) -> None:
     """Say what the figures come to."""
-    ours, *peers = found.values()
+    spark, *peers = found.values()
     print()
     for peer in peers:
         name = peer[-1].name
         ratios = ", ".join(
             f"{mine.first_s / his.first_s:.1f} at {mine.rows:,}"
-            for mine, his in zip(ours, peer, strict=True)
+            for mine, his in zip(spark, peer, strict=True)
         )
         print(f"Spark's time, in times of {name}'s: {ratios}")
-        mine, his = marginal(*ours[-2:]), marginal(*peer[-2:])
+        mine, his = marginal(*spark[-2:]), marginal(*peer[-2:])
         ahead = [
-            item.rows for item, two in zip(ours, peer, strict=True) if item.first_s < two.first_s
+            item.rows for item, two in zip(spark, peer, strict=True) if item.first_s < two.first_s
         ]
         if min(mine, his) <= 0:
             print("  these sizes are too small to say when it catches up")
         elif ahead:
             print(f"  it is ahead from {min(ahead):,} rows on")
         elif mine < his:
-            rows = ours[-1].rows + (ours[-1].first_s - peer[-1].first_s) / (his - mine)
+            rows = spark[-1].rows + (spark[-1].first_s - peer[-1].first_s) / (his - mine)
             print(f"  if both went on so, it would catch up at {rows:,.0f} rows; not measured")
         else:
             print(
@@ -808,7 +808,7 @@ def show_word(found: dict[str, list[Made]]) -> None:
         "\n(they are most of it when there are many rows)."
     )
     if all(
-        item.first_s > his.first_s for peer in peers for item, his in zip(ours, peer, strict=True)
+        item.first_s > his.first_s for peer in peers for item, his in zip(spark, peer, strict=True)
     ):
         print(
             "On one machine whose disk holds the ledgers, a peer is the faster tool at each size."

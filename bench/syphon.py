@@ -128,7 +128,7 @@ def served(folder: Path, name: str) -> Iterator[tuple[str, int]]:
         process.stdout.close()
 
 
-class Ours:
+class TwinbusPair:
     """Two servers, a session of Spark, and backlogs to bring home."""
 
     def __init__(self, stack: ExitStack, folder: Path, partitions: int, *, rows: bool) -> None:
@@ -263,7 +263,7 @@ def drain_here(way: str, partitions: int, backlogs: Sequence[int]) -> None:
     """Bring backlogs home and print what came of each, as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
-        ours = Ours(stack, folder, partitions, rows=way == ROWS)
+        ours = TwinbusPair(stack, folder, partitions, rows=way == ROWS)
         print(json.dumps([ours.session_s, ours.warm_up(), ours.pick_up()]), flush=True)
         for messages in backlogs:
             print(json.dumps(asdict(ours.drain(messages))), flush=True)

@@ -115,7 +115,7 @@ async def until(is_so: Callable[[], Coroutine[Any, Any, bool]]) -> None:
     raise AssertionError("it did not become so")
 
 
-class Held:
+class BlockedCall:
     """A blocking method that has done its work, and returns when it is let go."""
 
     def __init__(self, blocking: Any, name: str) -> None:
@@ -309,7 +309,7 @@ def test_many_single_sends_are_in_flight_at_once(within: Test) -> None:
     within(work)
 
 
-def test_a_session_is_held_with_its_state(within: Test) -> None:
+def test_a_locked_session_has_a_state(within: Test) -> None:
     async def work(world: World) -> None:
         sender = world.factory.create_message_sender(SESSIONS)
         await sender.send(BrokeredMessage(b"tea", session_id="table 7"))
@@ -392,7 +392,7 @@ def test_a_cancelled_receive_gives_back_what_was_on_the_way(
     async def work(world: World) -> None:
         await world.send(b"tea", b"coffee")
         queue = world.queue(options)
-        found = Held(queue._blocking, "receive_batch")
+        found = BlockedCall(queue._blocking, "receive_batch")
         await found.cancelled(queue.receive_batch(2, SOON))
         await until(lambda: is_back(world, [b"tea", b"coffee"], 0))
 
@@ -408,7 +408,7 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
         assert message.sequence_number is not None
         number = message.sequence_number
         await message.defer()
-        found = Held(queue._blocking, "receive_deferred")
+        found = BlockedCall(queue._blocking, "receive_deferred")
         await found.cancelled(queue.receive_deferred(number))
 
         async def is_available() -> bool:
@@ -425,7 +425,7 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
 
 def test_a_cancelled_accept_gives_the_session_back(within: Test) -> None:
     async def work(world: World) -> None:
-        found = Held(world.factory._blocking, "accept_message_session")
+        found = BlockedCall(world.factory._blocking, "accept_message_session")
         await found.cancelled(world.factory.accept_message_session(SESSIONS, "table 7", NOW))
         factory = aio.MessagingFactory.from_connection_string(world.connection)
         async with factory, await factory.accept_message_session(SESSIONS, "table 7", SOON):

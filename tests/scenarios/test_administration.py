@@ -210,7 +210,7 @@ def test_a_host_name_cannot_leave_its_element(client: AtomClient, path: str) -> 
 
 
 @pytest.mark.parametrize("target", ["orders", "$namespaceinfo", "$Resources/queues", "a/b/../c"])
-def test_without_a_good_token_nothing_is_said(client: AtomClient, target: str) -> None:
+def test_without_a_good_token_nothing_is_disclosed(client: AtomClient, target: str) -> None:
     good = client.token()
     for token in (
         "",

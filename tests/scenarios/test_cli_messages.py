@@ -265,7 +265,7 @@ def test_receiving_takes_no_more_than_was_asked_for() -> None:
     assert len(taken(name)) == 200
 
 
-def test_an_empty_queue_is_told_when_the_wait_is_over() -> None:
+def test_an_empty_queue_is_reported_when_the_wait_is_over() -> None:
     done = ok("receive", queue(), "--wait", "10ms")
     assert done.out == ""
 

@@ -59,7 +59,7 @@ def test_every_option_is_explained(path: tuple[str, ...], command: click.Command
     assert [f"{' '.join(path)} {option.opts[0]}" for option in options if not option.help] == []
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert ok("--version").out.startswith("twinbus, version ")
 
 

@@ -96,12 +96,12 @@ class Entrance:
         assert head[0] == FrameKind.GOODBYE
         return decode_error(head[1:])
 
-    def say(self, said: bytes, source: str = "127.0.0.1") -> socket.socket:
+    def say(self, text: bytes, source: str = "127.0.0.1") -> socket.socket:
         """Open a connection that says something and then nothing more."""
         where = ("127.0.0.1", self.door.port)
         line = socket.create_connection(where, timeout=SECONDS, source_address=(source, 0))
         self.opened.enter_context(closing(line))
-        line.sendall(said)
+        line.sendall(text)
         return line
 
     def client(self) -> ServerNamespace:
@@ -176,46 +176,46 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("opening", HALVES.values(), ids=HALVES)
 def test_a_stranger_is_let_go_when_its_time_is_over(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (door_module, server_conversation, web):
         monkeypatch.setattr(module, "AUTHENTICATION_US", SECOND_US // 5)
     entrance = enter()
-    line = entrance.say(said)
+    line = entrance.say(opening)
     entrance.assert_serves()
     assert is_let_go(line)
     eventually(lambda: not entrance.door.attendance.strangers)
 
 
-@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("opening", HALVES.values(), ids=HALVES)
 def test_strangers_are_bounded_in_number_while_others_are_served(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (attendance, door_module):
         monkeypatch.setattr(module, "MAX_STRANGERS", 8)
     entrance = enter()
-    lines = [entrance.say(said) for _ in range(40)]
+    lines = [entrance.say(opening) for _ in range(40)]
     entrance.assert_serves()
     assert all(map(is_let_go, lines[:30]))  # the oldest go first
     assert len(entrance.door.attendance.strangers) <= 8
 
 
 @pytest.mark.parametrize(
-    "said",
+    "opening",
     [hello("x" * 1000)[:900], b"AMQP\3\1\0\0" + (500).to_bytes(4) + b"\2\1\0\0" + bytes(400)],
     ids=["native", "amqp"],
 )
 def test_unfinished_requests_of_strangers_are_bounded_together(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     entrance = enter()
-    monkeypatch.setattr(attendance, "MAX_STRANGER_BYTES", 5 * len(said))
-    lines = [entrance.say(said) for _ in range(12)]
+    monkeypatch.setattr(attendance, "MAX_STRANGER_BYTES", 5 * len(opening))
+    lines = [entrance.say(opening) for _ in range(12)]
     assert all(map(is_let_go, lines[:6]))  # the oldest go first
     entrance.assert_serves()
-    assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(said)
+    assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(opening)
     for line in lines:
         line.close()
     eventually(lambda: entrance.door.attendance.stranger_bytes == 0)
@@ -444,16 +444,16 @@ def test_replies_that_a_client_does_not_read_are_bounded(enter: Callable[..., En
     assert len(exchange.all_replies(200)) == 200  # when it reads, it gets them all
 
 
-@pytest.mark.parametrize("said", [b"", framed([FrameKind.GOODBYE, "", "", {}]), framed([99])])
+@pytest.mark.parametrize("opening", [b"", framed([FrameKind.GOODBYE, "", "", {}]), framed([99])])
 def test_a_client_that_never_reads_is_let_go(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (server_conversation, client_connection):
         monkeypatch.setattr(module, "QUIET_US", SECOND_US // 5)
     entrance = enter()
     fill(entrance)
     exchange = entrance.connect(entrance.key("lazy", Claim.LISTEN))
-    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), said)
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), opening)
     entrance.assert_serves()
     eventually(lambda: entrance.door.connections == 0)
 

@@ -164,9 +164,9 @@ def test_large_requests_of_two_keys_alternate(turns: Turns) -> None:
     street = turns.street
     fill = Send(JUNK, messages(TURN_WORK * WORK_BYTES // len(LARGE) + 1, body=LARGE))
     street.hog.ask(fill)
-    other = street.move_in("other", JUNK, Claim.LISTEN)
+    neighbour = street.move_in("other", JUNK, Claim.LISTEN)
     peek = Peek(JUNK, 0, 1000)
-    first, second = flood(street.hog, peek, 5), flood(other, peek, 5)
+    first, second = flood(street.hog, peek, 5), flood(neighbour, peek, 5)
     turns.run(*first, *second)
     owners = ["hog" if item in first else "other" for done in turns.done for item in done]
     assert owners == ["hog", *["other", "hog"] * 4, "other"]

@@ -65,7 +65,7 @@ from twinbus.protocol.table import largest_reply
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000
 PEEK = {"operation": "com.microsoft:peek-message"}
-ONE = {"from-sequence-number": 0, "message-count": Int(1)}
+SINGLE_PEEK = {"from-sequence-number": 0, "message-count": Int(1)}
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def test_an_expired_token_ends_links_and_refuses_operations(tmp_path: Path) -> N
         assert peer.show_token(QUEUE, seconds=600) == 202
         sender, receiver = peer.sender(QUEUE), peer.receiver(QUEUE)
         receiver.grant(1)
-        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
         clock.advance(timedelta(seconds=601))
-        reply = peer.manage(QUEUE, "peek-message", ONE)
+        reply = peer.manage(QUEUE, "peek-message", SINGLE_PEEK)
         assert (reply.status, reply.condition) == (401, "amqp:unauthorized-access")
         refused = peer.detached(receiver), peer.detached(sender)
         assert {item.condition for item in refused} == {"amqp:unauthorized-access"}
@@ -155,7 +155,7 @@ def test_an_expired_token_ends_links_and_refuses_operations(tmp_path: Path) -> N
             f"sb://localhost/{QUEUE}", "app", SECRET, int(clock.now().timestamp()) + 600
         )
         assert peer.show(f"sb://localhost/{QUEUE}", token) == 202  # and the client goes on
-        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
 
 
 def test_a_token_of_one_queue_opens_no_other(site: ServiceBusSite) -> None:
@@ -262,7 +262,7 @@ def test_many_receivers_share_a_bound(site: ServiceBusSite) -> None:
         assert peer.show_token(QUEUE) == 202
         for number in range(200):
             peer.receiver(QUEUE, f"link {number}").grant(1000)
-        peer.manage(QUEUE, "peek-message", ONE)
+        peer.manage(QUEUE, "peek-message", SINGLE_PEEK)
     assert watcher.requests == 201
     assert watcher.most <= 8 * MAX_UNREAD_BYTES  # one after the other: a harmonic sum
 
@@ -401,7 +401,7 @@ def test_a_key_that_only_sends_neither_sees_nor_settles(site: ServiceBusSite) ->
         assert peer.show_token(QUEUE, name="sends") == 202
         refused = [
             complete(peer, QUEUE, message.lock_token),
-            peer.manage(QUEUE, "peek-message", ONE),
+            peer.manage(QUEUE, "peek-message", SINGLE_PEEK),
             peer.manage(QUEUE, "batch-delete-messages", {"message-count": Int(10)}),
             peer.manage(QUEUE, "get-message-sessions", {"top": Int(10)}),
             peer.manage(QUEUE, "renew-lock", {"lock-tokens": Array(UUID, (message.lock_token,))}),
@@ -442,7 +442,7 @@ def test_an_answer_that_a_link_cannot_take_is_an_error_and_locks_nothing(
         body = {"sequence-numbers": Array(int, tuple(numbers)), "receiver-settle-mode": UInt(1)}
         reply = peer.manage(QUEUE, "receive-by-sequence-number", body)  # 2 MB; it takes one
         assert (reply.status, reply.condition) == (400, "amqp:link:message-size-exceeded")
-        peeked = peer.manage(QUEUE, "peek-message", ONE | {"message-count": Int(10)})
+        peeked = peer.manage(QUEUE, "peek-message", SINGLE_PEEK | {"message-count": Int(10)})
         assert 1 < len(peeked.body["messages"]) < 10
         few = body | {"sequence-numbers": Array(int, tuple(numbers[:3]))}
         assert len(peer.manage(QUEUE, "receive-by-sequence-number", few).body["messages"]) == 3

@@ -168,7 +168,7 @@ def test_a_ledger_of_operations_alone_has_no_trail(make_site: MakeSite) -> None:
     assert not (site.directory / "ledger/messages").exists()
 
 
-def test_what_the_log_still_knows_is_told_when_the_ledger_is_switched_on_again(
+def test_records_still_in_the_log_are_reported_when_the_ledger_is_switched_on_again(
     noted: Site,
 ) -> None:
     queue(noted)

@@ -27,8 +27,8 @@ from tests.scenarios.ledger_site import (
     counts,
     number_of,
     places,
+    read_trail,
     roll,
-    told,
 )
 from tests.scenarios.site import Site
 from twinbus.clock import ManualClock
@@ -125,7 +125,7 @@ def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
 
     monkeypatch.setattr(noted.engine._ledgers._messages, "put_mark", fail)
     roll(noted)
-    before = told(noted)
+    before = read_trail(noted)
     noted.crash()
     after = closed(noted)
     assert before.standing == places(noted, [2])

@@ -40,9 +40,9 @@ from tests.scenarios.ledger_site import (
     number_of,
     peeked,
     places,
+    read_trail,
     roll,
     rows_of,
-    told,
 )
 from tests.scenarios.site import Site
 from tests.unit.properties import replayed
@@ -65,7 +65,7 @@ from twinbus.protocol.commands import (
 # -- the trail -------------------------------------------------------------------------------------
 
 
-def test_every_message_taken_is_told_once_with_its_id(noted: Site) -> None:
+def test_every_message_taken_is_reported_once_with_its_id(noted: Site) -> None:
     queue(noted)
     sent = [message("a", message_id=f"id {n}") for n in range(9)]
     numbers = send(noted, *sent[:4]) + send(noted, *sent[4:])
@@ -78,7 +78,7 @@ def test_every_message_taken_is_told_once_with_its_id(noted: Site) -> None:
     assert found.gaps == []
 
 
-def test_what_was_refused_or_known_or_a_ping_is_not_told(noted: Site) -> None:
+def test_what_was_refused_or_known_or_a_ping_is_not_reported(noted: Site) -> None:
     queue(noted, requires_duplicate_detection=True)
     send(noted, message("a", message_id="1"), message("again", message_id="1"))
     send(noted, message("again", message_id="1"), message("", content_type=PING_CONTENT_TYPE))
@@ -87,7 +87,7 @@ def test_what_was_refused_or_known_or_a_ping_is_not_told(noted: Site) -> None:
     assert list(closed(noted).accepted.values()) == ["1"]
 
 
-def test_completed_messages_are_told_by_their_numbers(noted: Site) -> None:
+def test_completed_messages_are_reported_by_their_numbers(noted: Site) -> None:
     queue(noted)
     numbers = send(noted, *"abcdefgh")
     received = receive(noted)
@@ -134,7 +134,7 @@ def test_too_many_deliveries_dead_letter(noted: Site) -> None:
 
 
 @pytest.mark.parametrize("dead_letters", [False, True])
-def test_expired_messages_are_told(noted: Site, dead_letters: bool) -> None:
+def test_expired_messages_are_reported(noted: Site, dead_letters: bool) -> None:
     queue(noted, enable_dead_lettering_on_message_expiration=dead_letters)
     send(noted, message("a", message_id="A", time_to_live=timedelta(seconds=10)), "stays")
     noted.wait(seconds=11)
@@ -160,7 +160,7 @@ def test_a_scheduled_message_is_accepted_then_activated_under_a_new_number(noted
     assert found.accepted == {(queue_number, 1): "A", (queue_number, 2): "A"}
 
 
-def test_a_cancelled_message_is_told(noted: Site) -> None:
+def test_a_cancelled_message_is_reported(noted: Site) -> None:
     queue(noted)
     when = later(noted, hours=1)
     numbers = send(noted, *[message(t, scheduled_enqueue_time_utc=when) for t in "ab"])
@@ -191,7 +191,7 @@ def test_a_message_scheduled_far_ahead_removes_nothing(make_site: MakeSite) -> N
     assert before.items() <= closed(site).accepted.items()
 
 
-def test_a_message_activated_long_after_it_was_due_is_told(noted: Site) -> None:
+def test_a_message_activated_long_after_it_was_due_is_reported(noted: Site) -> None:
     queue(noted)
     send(noted, message("a", scheduled_enqueue_time_utc=later(noted, hours=1)))
     noted.embedded.close()
@@ -204,7 +204,7 @@ def test_a_message_activated_long_after_it_was_due_is_told(noted: Site) -> None:
     assert found.standing == places(noted, [2])
 
 
-def test_forwarding_is_told_from_queue_to_queue(noted: Site) -> None:
+def test_forwarding_is_reported_from_queue_to_queue(noted: Site) -> None:
     queue(noted, "target", max_size_in_megabytes=1)
     queue(noted, forward_to="target")
     send(noted, message("a", message_id="A"))
@@ -238,15 +238,15 @@ def test_a_forwarded_dead_letter_is_recorded_in_each_queue(noted: Site) -> None:
     queue(noted, forward_dead_lettered_messages_to="target")
     send(noted, message("a", message_id="A"))
     settle(noted, Disposition.DEAD_LETTER, receive_one(noted))
-    here, there = number_of(noted), number_of(noted, "target")
+    source, target = number_of(noted), number_of(noted, "target")
     found = closed(noted)
-    assert found.accepted == {(here, 1): "A", (here + 1, 1): "A", (there, 1): "A"}
-    assert found.by("dead_lettered") == {(here, 1)}
-    assert found.by("forwarded") == {(here + 1, 1)}
-    assert found.standing == {(there, 1)}
+    assert found.accepted == {(source, 1): "A", (source + 1, 1): "A", (target, 1): "A"}
+    assert found.by("dead_lettered") == {(source, 1)}
+    assert found.by("forwarded") == {(source + 1, 1)}
+    assert found.standing == {(target, 1)}
 
 
-def test_each_copy_of_a_topic_is_told_where_it_went(noted: Site) -> None:
+def test_the_destination_of_each_copy_of_a_topic_is_reported(noted: Site) -> None:
     topic(noted)
     paths = [subscription(noted, name) for name in ("one", "two")]
     send(noted, message("a", message_id="A"), message("b", message_id="B"), path=TOPIC)
@@ -258,7 +258,7 @@ def test_each_copy_of_a_topic_is_told_where_it_went(noted: Site) -> None:
     assert found.paths == {first: {paths[0]}, second: {paths[1]}}
 
 
-def test_what_is_deleted_with_its_queue_is_told(noted: Site) -> None:
+def test_what_is_deleted_with_its_queue_is_reported(noted: Site) -> None:
     queue(noted)
     send(noted, "a", "b", "c")
     complete(noted, receive_one(noted))
@@ -274,7 +274,7 @@ def test_what_is_deleted_with_its_queue_is_told(noted: Site) -> None:
     assert found.paths[queue_number] == {QUEUE}
 
 
-def test_what_is_deleted_with_its_topic_is_told(noted: Site) -> None:
+def test_what_is_deleted_with_its_topic_is_reported(noted: Site) -> None:
     topic(noted)
     path = subscription(noted, "one")
     send(noted, "a", path=TOPIC)
@@ -285,7 +285,7 @@ def test_what_is_deleted_with_its_topic_is_told(noted: Site) -> None:
     assert found.paths[item] == {path}
 
 
-def test_a_queue_deleted_for_being_idle_is_told(noted: Site) -> None:
+def test_a_queue_deleted_for_being_idle_is_reported(noted: Site) -> None:
     queue(noted, auto_delete_on_idle=timedelta(minutes=10))
     send(noted, "a")
     queue_number = number_of(noted)
@@ -304,7 +304,7 @@ def test_the_trail_of_a_deleted_queue_has_its_path_after_a_crash(noted: Site) ->
     assert found.paths[queue_number] == {QUEUE}
 
 
-def test_ranges_are_told(noted: Site) -> None:
+def test_ranges_are_reported(noted: Site) -> None:
     queue(noted)
     numbers = send(noted, *"abcdef")
     lease = noted.ask(LeaseRange(QUEUE, "syphon", 5))
@@ -326,10 +326,10 @@ def test_inventories_at_the_beginning_and_the_end_say_what_peek_shows(noted: Sit
     shown = set(peeked(noted))
     assert len(shown) == 10
     noted.embedded.close()
-    assert told(noted).inventories == [set(), shown]
+    assert read_trail(noted).inventories == [set(), shown]
     noted.open()
     noted.embedded.close()
-    assert told(noted).inventories == [set(), shown, shown, shown]
+    assert read_trail(noted).inventories == [set(), shown, shown, shown]
 
 
 def test_an_inventory_is_taken_every_hour(noted: Site) -> None:
@@ -337,7 +337,7 @@ def test_an_inventory_is_taken_every_hour(noted: Site) -> None:
     send(noted, "a")
     for _ in range(181):
         noted.wait(minutes=1)
-    assert len(told(noted).inventories) == 4
+    assert len(read_trail(noted).inventories) == 4
 
 
 def test_abandoning_and_deferring_alone_do_not_trouble_the_ledger(

@@ -311,8 +311,10 @@ def test_a_delivery_that_was_waited_for_is_metered_with_what_it_carried(site: Si
     assert (row["count"], row["messages"], row["units"]) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, others: int) -> None:
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(
+    site: Site, neighbours: int
+) -> None:
     queue(site)
     for number in range(3):
         asked = [
@@ -321,14 +323,14 @@ def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, ot
                     QUEUE, [message("a")], Origin(sender_source(sender), range(number, number + 1))
                 )
             )
-            for sender in range(1, 2 + others)
+            for sender in range(1, 2 + neighbours)
         ]
         assert all(item.result().sequence_numbers[0] for item in asked)
     site.reopen()
     again = Send(QUEUE, [message("a")] * 3, Origin(sender_source(1), range(3)))
     assert site.ask(again).sequence_numbers == [0, 0, 0]
     site.reopen()
-    assert len(peek(site)) == 3 * (1 + others)
+    assert len(peek(site)) == 3 * (1 + neighbours)
 
 
 def test_when_the_state_of_a_session_was_set_outlives_restarts_and_compaction(site: Site) -> None:

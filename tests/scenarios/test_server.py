@@ -253,14 +253,14 @@ def test_the_health_check_of_the_container_finds_a_server_with_or_without_tls(
 # -- health and metrics ----------------------------------------------------------------------------
 
 
-def test_health_is_told(running: Server) -> None:
+def test_health_is_reported(running: Server) -> None:
     status, kind, text = running.get("/health")
     assert (status, kind) == (200, "application/json")
     assert json.loads(text) == {"status": "ok", "name": "shop", "restarts": 0}
     assert running.get("/health", "HEAD") == (200, "application/json", "")
 
 
-def test_readiness_is_told(running: Server) -> None:
+def test_readiness_is_reported(running: Server) -> None:
     status, _, text = running.get("/ready")
     assert (status, json.loads(text)) == (200, {"ready": True, "name": "shop"})
     assert running.get("/ready", "HEAD") == (200, "application/json", "")

@@ -542,7 +542,7 @@ def spoil_the_record_holding(site: Site, body: bytes) -> None:
     pytest.fail("no segment holds the body")
 
 
-def test_damage_is_refused_until_it_is_accepted_and_costs_what_it_held(site: Site) -> None:
+def test_damage_is_refused_until_it_is_accepted_and_costs_the_damaged_records(site: Site) -> None:
     queue(site)
     for body in ("first", "second", "third"):
         send(site, body)

@@ -48,7 +48,7 @@ from twinbus.limits import (
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 from twinbus.protocol.wire import MAGIC, FrameKind
 
-_HELD = 14  # connections left open at once: as many as two rounds of warm-up leave
+_OPEN_CONNECTIONS = 14  # connections left open at once: as many as two rounds of warm-up leave
 _LOOK = {"$": "GetEntity", "path": QUEUE}
 _POLL = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 3_600_000_000}}
 _CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(508)  # of TLS
@@ -57,12 +57,12 @@ _ASKS = 1000  # written at once: below MAX_OPEN_REQUESTS
 # -- other protocols ---------------------------------------------------------------------------
 
 
-def _say(port: int, said: bytes) -> bytes:
+def _say(port: int, text: bytes) -> bytes:
     """Say something on a raw socket, listen a little, hang up; return the answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
         line.settimeout(0.05)
         with contextlib.suppress(OSError):
-            line.sendall(said)
+            line.sendall(text)
             return line.recv(65536)
     return b""
 
@@ -117,7 +117,7 @@ def slow_sender(target: Target) -> None:
 
 def _hold(target: Target, let_go: Callable[[], None]) -> None:
     target.held.append(let_go)
-    while len(target.held) > _HELD:
+    while len(target.held) > _OPEN_CONNECTIONS:
         target.held.pop(0)()
 
 
@@ -127,13 +127,13 @@ def spoilt_streams(target: Target) -> None:
         at = target.generator.randrange(1, 6000)
         cuts = target.generator.random() < 0.3
 
-        def spoil(chunk: bytes, said: int, at: int = at, *, cuts: bool = cuts) -> bytes | None:
-            if not said <= at < said + len(chunk):
+        def spoil(chunk: bytes, text: int, at: int = at, *, cuts: bool = cuts) -> bytes | None:
+            if not text <= at < text + len(chunk):
                 return chunk
             if cuts:
                 return None
             spoilt = bytearray(chunk)
-            spoilt[at - said] ^= 1 << at % 8
+            spoilt[at - text] ^= 1 << at % 8
             return bytes(spoilt)
 
         with (

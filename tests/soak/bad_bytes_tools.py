@@ -228,7 +228,7 @@ class Target:
     def expect(
         self,
         kind: type[MessagingError],
-        said: bytes,
+        text: bytes,
         *,
         what: str,
         **options: Any,
@@ -236,7 +236,7 @@ class Target:
         """Write on a new connection: the server must answer with this kind of error."""
         with self.exchange(**options) as exchange:
             try:
-                _, value = exchange.answer(said)
+                _, value = exchange.answer(text)
             except BROKEN as error:
                 self.find(f"{what}: expected {kind.__name__}, got {short(error)}")
                 return

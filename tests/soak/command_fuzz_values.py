@@ -46,7 +46,7 @@ T = TypeVar("T")
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 TEXTS = ["", "a", "red", "Red", "it's", "100%", "_", "\0", "é", "\U0001f600", "\uffff", "x" * 128]
 NAMES = ["colour", "n", "two words", "é", "select", "x" * 256, "sys", "'", "a.b", "$", "[]"]
-WHOLE = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**53) - 1]
+INTEGERS = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**53) - 1]
 REAL = [0.0, -0.0, 0.5, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan]
 MOMENTS = [
     datetime.min.replace(tzinfo=UTC),
@@ -133,16 +133,16 @@ class Maker:
             path = self.one("", "nowhere", "/", "$DeadLetterQueue", "/$DeadLetterQueue", "é" * 512)
         return path
 
-    def latest(self, held: list[T]) -> T | None:
+    def latest(self, stored: list[T]) -> T | None:
         """Return one of the last things that were learned; some are stale."""
-        recent = held[-8:] if self.chance(0.8) else held
+        recent = stored[-8:] if self.chance(0.8) else stored
         return self.random.choice(recent) if recent else None
 
     def number(self) -> int:
         known = self.latest(self.known.numbers)
         if known is not None and self.chance(0.7):
             return known[1]
-        return self.random.randint(1, 40) if self.chance(0.9) else self.random.choice(WHOLE)
+        return self.random.randint(1, 40) if self.chance(0.9) else self.random.choice(INTEGERS)
 
     def numbered(self) -> tuple[str, Any]:
         """Return a path, and numbers that messages there may have."""
@@ -167,7 +167,7 @@ class Maker:
     def value(self) -> Any:
         return self.one(
             self.random.choice(TEXTS),
-            self.random.choice(WHOLE),
+            self.random.choice(INTEGERS),
             self.random.randint(-5, 5),
             self.random.choice(REAL),
             self.random.uniform(-5, 5),
@@ -276,7 +276,7 @@ class Maker:
         """Put values of another type into a column; some can be cast, none can be shown."""
         name = self.one(*MESSAGE_SCHEMA.names)
         kind = self.one(pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.duration("s"), pa.date64())
-        column = pa.array([self.one(*WHOLE)] * len(batch), pa.int64()).view(kind)
+        column = pa.array([self.one(*INTEGERS)] * len(batch), pa.int64()).view(kind)
         return self._replaced(batch, name, column)
 
     def _noted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -441,7 +441,9 @@ class Maker:
     def under_epoch(self) -> tuple[str, int]:
         """Return a path, and the epoch of a lease that may be there."""
         known = self.latest(self.known.epochs)
-        return known if known is not None and self.chance(0.9) else (self.path(), self.one(*WHOLE))
+        return (
+            known if known is not None and self.chance(0.9) else (self.path(), self.one(*INTEGERS))
+        )
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -504,7 +506,7 @@ class Maker:
     def peek(self) -> c.Command[Any]:
         size = self.one(2**63 - 1, -(2**63) + 1, 50)
         session = self.one(None, None, *SESSIONS)
-        return c.Peek(self.path(), self.one(*WHOLE), self.one(1, 10_000), size, session)
+        return c.Peek(self.path(), self.one(*INTEGERS), self.one(1, 10_000), size, session)
 
     def delete_messages(self) -> c.Command[Any]:
         return c.DeleteMessages(

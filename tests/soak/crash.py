@@ -31,11 +31,11 @@ class Ledger:
     highest_number: int = 0
     lives: int = 0
 
-    def audit(self, held: set[str]) -> None:
+    def audit(self, stored: set[str]) -> None:
         """Compare with what the broker holds after a kill."""
-        lost = self.acknowledged - self.taking - held
+        lost = self.acknowledged - self.taking - stored
         assert not lost, f"lost {len(lost)} acknowledged messages: {sorted(lost)[:5]}"
-        back = self.done & held
+        back = self.done & stored
         assert not back, f"{len(back)} settled messages came back: {sorted(back)[:5]}"
 
     def read(self, lines: IO[str], before: int) -> None:

@@ -55,7 +55,7 @@ class Hog:
     keys: dict[str, ConnectionString]  # by the path that the key is for
     generator: random.Random
     findings: list[str] = field(default_factory=list)
-    held: list[Exchange] = field(default_factory=list)  # that nobody reads
+    unread: list[Exchange] = field(default_factory=list)  # that nobody reads
 
     def exchange(self, path: str = JUNK, **options: Any) -> Exchange:
         where = self.keys[path]
@@ -107,8 +107,8 @@ class Hog:
         return f"sender/{self.generator.getrandbits(64):016x}"
 
     def let_go(self) -> None:
-        while self.held:
-            self.held.pop().cancel()
+        while self.unread:
+            self.unread.pop().cancel()
 
 
 def _pings(count: int) -> pa.RecordBatch:
@@ -412,9 +412,9 @@ def unread_replies(hog: Hog) -> None:
     hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 40))
     exchange = hog.exchange()
     exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 50))
-    hog.held.append(exchange)
-    if len(hog.held) > 3:
-        hog.held.pop(0).cancel()
+    hog.unread.append(exchange)
+    if len(hog.unread) > 3:
+        hog.unread.pop(0).cancel()
     drain(hog, JUNK)
 
 

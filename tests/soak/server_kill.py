@@ -36,9 +36,9 @@ class Ledger:
     completed: dict[str, float] = field(default_factory=dict)  # copies, when it was acknowledged
     complaints: list[str] = field(default_factory=list)
 
-    def read(self, told: Path) -> None:
+    def read(self, reported: Path) -> None:
         """Take in what one client told."""
-        for line in told.read_text().splitlines():
+        for line in reported.read_text().splitlines():
             word, _, rest = line.partition(" ")
             if word == "complaint":
                 self.complaints.append(rest)

@@ -39,13 +39,13 @@ class Cluster(Closable):
         }
         try:
             self._start("master", "master.Master", "--host", _HERE, "--port", "0")
-            self.url = self._told("master", rf"Starting Spark master at (spark://{_HERE}:\d+)")
+            self.url = self._logged("master", rf"Starting Spark master at (spark://{_HERE}:\d+)")
             for number, name in enumerate(self._workers(), start=1):
                 limits = ["--cores", str(cores), "--memory", memory]
                 place = ["--host", f"127.0.0.{number}", "--work-dir", str(folder / name)]
                 self._start(name, "worker.Worker", *limits, *place, self.url)
             for name in self._workers():
-                self._told(name, "(Successfully registered with master)")
+                self._logged(name, "(Successfully registered with master)")
         except BaseException:
             self.close()
             raise
@@ -81,17 +81,17 @@ class Cluster(Closable):
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _told(self, name: str, pattern: str) -> str:
+    def _logged(self, name: str, pattern: str) -> str:
         """Wait until a process logs something; return it."""
         found: list[str] = []
 
-        def is_told() -> bool:
+        def is_logged() -> bool:
             log = self._log(name).read_text(errors="replace")
             assert self._processes[name].poll() is None, f"{name} ended: {log[-2000:]}"
             found[:] = re.findall(pattern, log)
             return bool(found)
 
-        until(is_told, f"{name} says {pattern}")
+        until(is_logged, f"{name} says {pattern}")
         return found[0]
 
     def tasks_of_workers(self) -> list[int]:

@@ -274,7 +274,7 @@ def test_the_command_does_not_wait_for_queues_that_only_its_own_process_could_cr
     assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
-def test_a_spark_on_other_machines_cannot_reach_an_embedded_namespace_and_that_is_said(
+def test_a_spark_on_other_machines_is_refused_for_an_embedded_namespace(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=r"spark://host:7077 .*`twinbus serve`"):

@@ -103,11 +103,11 @@ def syphon(primary: str, secondary: str, *, once: bool = True) -> Syphon:
 
 
 @contextmanager
-def paired(here: str, there: str, ledger: Path) -> Iterator[SendAvailabilityPairing]:
+def paired(here: str, peer: str, ledger: Path) -> Iterator[SendAvailabilityPairing]:
     """Pair two namespaces; the first failure of an entity diverts its sends."""
     options = SendAvailabilityPairedNamespaceOptions(
-        NamespaceManager.from_connection_string(there),
-        MessagingFactory.from_connection_string(there),
+        NamespaceManager.from_connection_string(peer),
+        MessagingFactory.from_connection_string(peer),
         len(BACKLOG),
         timedelta(0),
         ping_primary_interval=timedelta(seconds=1),

@@ -233,7 +233,7 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({"connection": None}, "the namespace is missing"),
         ({"connection": "nonsense"}, "Name=Value"),
@@ -248,14 +248,14 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
         ({"colour": "red"}, "unknown option colour"),
     ],
 )
-def test_bad_options_are_told(
-    spark: SparkSession, twins: Twins, options: dict[str, Any], told: str
+def test_bad_options_are_reported(
+    spark: SparkSession, twins: Twins, options: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(AnalysisException, match=told):
+    with pytest.raises(AnalysisException, match=text):
         table(spark, twins, **options).collect()
 
 
-def test_columns_no_message_has_are_told(spark: SparkSession, twins: Twins) -> None:
+def test_columns_no_message_has_are_reported(spark: SparkSession, twins: Twins) -> None:
     twins.primary.queue()
     writer = spark.range(1).write.format("twinbus").mode("append")
     with pytest.raises(AnalysisException, match="no column id"):

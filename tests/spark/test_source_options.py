@@ -174,7 +174,7 @@ def test_spark_passes_options_of_a_select_on_to_no_python_source(
         spark.sql("create temporary view orders using twinbus")
 
 
-def test_a_session_of_spark_connect_is_told_what_to_do() -> None:
+def test_the_refusal_of_spark_connect_says_what_to_do() -> None:
     class Connected:
         """As pyspark's own: a session without a JVM in this process."""
 

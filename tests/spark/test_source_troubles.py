@@ -128,7 +128,7 @@ def test_a_repeated_batch_with_other_rows_doubles_but_loses_nothing(
     ]
 
 
-def test_a_number_is_no_time_and_that_is_told(spark: SparkSession, twins: Twins) -> None:
+def test_a_number_is_refused_as_a_time(spark: SparkSession, twins: Twins) -> None:
     twins.primary.queue()
     rows = spark.range(1).select(expr("'x'").alias("body"), expr("60").alias("time_to_live"))
     writer = rows.write.format("twinbus").mode("append")

@@ -261,17 +261,17 @@ def test_an_extra_queue_is_drained_on_request_and_only_of_diverted_messages(
 ) -> None:
     twins.primary.queue()
     kept, extra = twins.queues[:2], twins.queues[2]
-    ours = twins.divert_ids(["ours"])
-    theirs = twins.divert_ids(["theirs", "theirs, too"], queue=2)
+    of_pairing = twins.divert_ids(["ours"])
+    of_extra = twins.divert_ids(["theirs", "theirs, too"], queue=2)
     twins.secondary.send(extra, BrokeredMessage(b"x", message_id="no path"))
     with_path = backlog_of(twins, 2)
     assert list(with_path.extra.values()) == [extra]
     [line] = note_extra_queues(twins.secondary.manager, with_path)
     assert line.startswith(f"{extra} has 3 message(s)")
     twins.drain(queues=kept, transform=transform)
-    assert (twins.primary.ids(), twins.secondary.count(extra)) == (ours, 3)
+    assert (twins.primary.ids(), twins.secondary.count(extra)) == (of_pairing, 3)
     drained = twins.drain(queues=twins.queues, extra_queues=(extra,), transform=transform)
-    assert twins.primary.ids() == theirs
+    assert twins.primary.ids() == of_extra
     assert [message.message_id for message in twins.secondary.browse(extra)] == ["no path"]
     assert (twins.secondary.dead(extra), drained.progress.waiting) == ([], 1)
     [left] = (destination for destination in drained.progress.destinations if destination.trouble)
@@ -284,7 +284,7 @@ def backlog_of(twins: Twins, count: int) -> BacklogQueues:
     return find_backlog_queues(twins.secondary.manager, identity, count)
 
 
-def test_a_transform_that_drops_what_is_needed_is_told(twins: Twins) -> None:
+def test_a_transform_that_drops_what_is_needed_is_reported(twins: Twins) -> None:
     twins.primary.queue()
     twins.divert_ids(["a"])
     with pytest.raises(MessagingError, match="sequence_number"):
@@ -293,7 +293,7 @@ def test_a_transform_that_drops_what_is_needed_is_told(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such:function", "os.path:no_such", "os:name"])
-def test_a_transform_that_is_not_there_is_told(twins: Twins, name: str) -> None:
+def test_a_transform_that_is_not_there_is_reported(twins: Twins, name: str) -> None:
     with pytest.raises(MessagingError, match="transform"):
         Syphon(twins.settings(transform=name))
 

@@ -43,11 +43,11 @@ batches = any_batches.filter(  # a reserved name is refused, and Hypothesis read
 )
 
 
-def one(**fields: Any) -> BrokeredMessage:
+def identified(**fields: Any) -> BrokeredMessage:
     return BrokeredMessage(message_id="id", **fields)
 
 
-def held(message: BrokeredMessage, origin: Origin | None = None) -> BrokeredMessage:
+def as_diverted(message: BrokeredMessage, origin: Origin | None = None) -> BrokeredMessage:
     """Return a message as a backlog queue holds it."""
     (found,) = to_messages(diverted(to_batch([message]), "orders", origin))
     return found
@@ -91,8 +91,8 @@ def test_a_number_that_cancels_leads_back_to_its_place(index: int, sequence: int
 
 
 def test_what_a_backlog_queue_must_not_act_on_becomes_properties_of_their_types() -> None:
-    found = held(
-        one(
+    found = as_diverted(
+        identified(
             session_id="s",
             time_to_live=timedelta(minutes=1),
             scheduled_enqueue_time_utc=LATER,
@@ -146,8 +146,8 @@ def test_a_message_that_was_not_tried_gets_aliases_of_what_it_had_and_no_more(
 @pytest.mark.parametrize("name", ALIASES)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_message_that_has_such_a_property_already_is_refused(name: str, at: int) -> None:
-    sent = [one(application_properties={"own": 1}) for _ in range(3)]
-    sent[at] = one(application_properties={"own": 1, name: "mine"})
+    sent = [identified(application_properties={"own": 1}) for _ in range(3)]
+    sent[at] = identified(application_properties={"own": 1, name: "mine"})
     with pytest.raises(InvalidArgumentError, match=f"message {at} .*{name}"):
         diverted(to_batch(sent), "orders")
 
@@ -202,25 +202,26 @@ def test_a_slice_comes_back_as_that_slice(
 @replayed
 @given(batches, batches, paths, paths)
 def test_messages_of_several_entities_and_senders_come_back_each_to_its_own(
-    first: list[BrokeredMessage], second: list[BrokeredMessage], here: str, there: str
+    first: list[BrokeredMessage], second: list[BrokeredMessage], here: str, peer: str
 ) -> None:
     tried = diverted(to_batch(first), here, origin_of("sender/00000000000000ff", 0, len(first)))
-    home = restored(pa.concat_batches([tried, diverted(to_batch(second), there)]))
+    home = restored(pa.concat_batches([tried, diverted(to_batch(second), peer)]))
     assert [plain(m) for m in to_messages(home.batch)] == [plain(m) for m in first + second]
-    assert home.paths.to_pylist() == [here] * len(first) + [there] * len(second)
+    assert home.paths.to_pylist() == [here] * len(first) + [peer] * len(second)
     assert home.senders.null_count == len(second)
     assert home.faults == {}
 
 
 def test_a_life_without_end_comes_back_without_end() -> None:
-    home = restored(diverted(to_batch([one(time_to_live=timedelta.max)]), "orders"))
+    home = restored(diverted(to_batch([identified(time_to_live=timedelta.max)]), "orders"))
     assert to_messages(home.batch)[0].time_to_live == timedelta.max
 
 
 def test_the_edges_of_time_come_back() -> None:
     edges = [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
     sent = [
-        one(scheduled_enqueue_time_utc=at, time_to_live=timedelta(microseconds=1)) for at in edges
+        identified(scheduled_enqueue_time_utc=at, time_to_live=timedelta(microseconds=1))
+        for at in edges
     ]
     home = restored(diverted(to_batch(sent), "orders"))
     assert [plain(m) for m in to_messages(home.batch)] == [plain(m) for m in sent]
@@ -237,7 +238,7 @@ OF_OTHER_TYPES: dict[str, list[Any]] = {
 
 
 def poison(properties: Mapping[str, Any]) -> BrokeredMessage:
-    return one(body=b"poison", application_properties=properties)
+    return identified(body=b"poison", application_properties=properties)
 
 
 def test_a_message_without_a_path_is_a_fault_that_says_so() -> None:
@@ -258,7 +259,7 @@ def test_an_alias_of_the_wrong_type_is_a_fault_that_names_it(name: str, value: A
 
 @replayed
 @given(batches, paths, st.data())
-def test_poison_is_told_apart_and_its_neighbours_come_home(
+def test_poison_is_separated_and_its_neighbours_come_home(
     sent: list[BrokeredMessage], path: str, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(sent)))
@@ -272,7 +273,7 @@ def test_poison_is_told_apart_and_its_neighbours_come_home(
 
 
 def test_an_alias_that_comes_twice_is_a_fault() -> None:
-    twice = diverted(to_batch([one()]), "orders")
+    twice = diverted(to_batch([identified()]), "orders")
     column = twice.column("properties")
     keys = pa.concat_arrays([column.keys, column.keys])
     items = pa.concat_arrays([column.items, column.items])
@@ -293,17 +294,19 @@ def test_an_alias_that_comes_twice_is_a_fault() -> None:
 def test_the_check_refuses_exactly_what_grows_beyond_the_limit(
     path: str, session: str | None
 ) -> None:
-    small = to_batch([one(session_id=session)])
+    small = to_batch([identified(session_id=session)])
     growth = int(sizes(diverted(small, path, ORIGIN))[0])
     room = MAX_MESSAGE_BYTES - growth
-    check_divertible(to_batch([one(session_id=session, body=bytes(room))]), path, ORIGIN)
+    check_divertible(to_batch([identified(session_id=session, body=bytes(room))]), path, ORIGIN)
     with pytest.raises(MessageSizeExceededError, match="head-room") as caught:
-        check_divertible(to_batch([one(session_id=session, body=bytes(room + 1))]), path, ORIGIN)
+        check_divertible(
+            to_batch([identified(session_id=session, body=bytes(room + 1))]), path, ORIGIN
+        )
     assert (caught.value.size, caught.value.limit) == (MAX_MESSAGE_BYTES + 1, MAX_MESSAGE_BYTES)
 
 
 def test_the_check_names_the_message_at_fault() -> None:
-    sent = to_batch([one(), one(body=bytes(MAX_MESSAGE_BYTES)), one()])
+    sent = to_batch([identified(), identified(body=bytes(MAX_MESSAGE_BYTES)), identified()])
     with pytest.raises(MessageSizeExceededError, match="message 1 "):
         check_divertible(sent, "orders", Origin(ORIGIN.source, [1, 2, 3]))
 

@@ -135,7 +135,7 @@ def test_queues_with_messages_that_wait_are_not_given_away() -> None:
     assert book.give_up_surplus(0) == [("a", 1)]
 
 
-def test_a_queue_takes_no_more_ranges_than_can_be_held() -> None:
+def test_a_queue_takes_no_more_ranges_than_may_be_leased() -> None:
     book = book_of("a")
     grant(book, "a", *range(MAX_LEASED_RANGES))
     assert not book.has_room("a")

@@ -103,7 +103,7 @@ def test_a_connection_that_means_another_namespace_is_refused() -> None:
     assert heads(server.written())[0][:2] == [FrameKind.GOODBYE, "Unauthorized"]
 
 
-def test_a_connection_for_which_there_is_no_room_is_told_so() -> None:
+def test_a_connection_for_which_there_is_no_room_is_refused_with_the_reason() -> None:
     server = Server(is_greeted=False)
     server.is_full = True
     server.receive(hello())
@@ -439,7 +439,7 @@ def test_a_client_that_says_goodbye_gets_its_replies_and_its_waits_end() -> None
 # -- credit ----------------------------------------------------------------------------------------
 
 
-def test_commands_that_fetch_are_held_while_replies_are_not_read() -> None:
+def test_commands_that_fetch_wait_while_replies_are_not_read() -> None:
     server = Server()
     server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, PEEK) + asked(4, SEND))
     assert server.numbers == [1, 2]
@@ -787,7 +787,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_credit_never_reaches_the
     assert server.numbers == [3]
 
 
-def test_a_client_that_said_goodbye_gets_the_replies_of_requests_that_waited_for_credit() -> None:
+def test_a_client_that_sent_goodbye_gets_the_replies_of_requests_that_waited_for_credit() -> None:
     server = Server()
     server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, PEEK))
     server.receive(packed(FrameKind.GOODBYE, "", "", {}))

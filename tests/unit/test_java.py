@@ -36,11 +36,11 @@ def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
 
 
 def test_the_java_that_is_set_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = fake_java(tmp_path / "ours", 'version "18"')
+    chosen = fake_java(tmp_path / "ours", 'version "18"')
     second = fake_java(tmp_path / "other", 'version "19"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "ours"))
     monkeypatch.setenv("PATH", str(second.parent))
-    assert java.find_java() == ours
+    assert java.find_java() == chosen
 
 
 def test_a_java_that_is_too_old_is_passed_over(

@@ -204,7 +204,7 @@ def test_a_mark_that_makes_no_sense_is_no_mark(ledger: Ledger, content: bytes) -
 # -- retention ---------------------------------------------------------------------------------
 
 
-def test_days_are_kept_for_as_long_as_was_said_and_then_go_whole(ledger: Ledger) -> None:
+def test_days_are_kept_for_the_retention_and_then_deleted_whole(ledger: Ledger) -> None:
     for day in range(8):
         write(ledger, NOON + day * DAY)
         write(ledger, NOON + day * DAY)
@@ -308,7 +308,7 @@ def test_a_footer_says_which_ledger_and_how_many_rows(tmp_path: Path, kind: Ledg
 
 
 @pytest.mark.parametrize("left", [0, 1, 4, 11, 12, 0.3, 0.9, -1])
-def test_a_half_written_file_is_called_damaged_and_its_size_is_told(
+def test_a_half_written_file_is_called_damaged_and_its_size_is_reported(
     ledger: Ledger, left: float
 ) -> None:
     path = write(ledger)
@@ -333,11 +333,11 @@ def test_what_is_no_parquet_is_called_damaged(tmp_path: Path, content: bytes) ->
     assert str(read_footer(path)).startswith(f"damaged: no whole Parquet file ({len(content)} ")
 
 
-def test_a_file_that_is_gone_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported_and_not_raised(tmp_path: Path) -> None:
     assert str(read_footer(tmp_path / "gone.parquet")).startswith("damaged")
 
 
-def test_a_folder_in_place_of_a_file_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_reported_and_not_raised(tmp_path: Path) -> None:
     assert isinstance(read_footer(tmp_path), str)
 
 
@@ -364,11 +364,13 @@ def test_other_columns_than_the_version_has_are_called_damaged(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("version", ["", "one", "1.5", "-"])
-def test_a_version_that_is_no_number_is_told_and_not_raised(tmp_path: Path, version: str) -> None:
+def test_a_version_that_is_no_number_is_reported_and_not_raised(
+    tmp_path: Path, version: str
+) -> None:
     assert isinstance(read_footer(written_with(tmp_path, some_rows(), version=version)), str)
 
 
-def test_a_column_whose_name_is_damaged_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_column_whose_name_is_damaged_is_reported_and_not_raised(tmp_path: Path) -> None:
     path = written_with(tmp_path, some_rows())
     path.write_bytes(path.read_bytes().replace(b"event", b"ev\xffnt"))
     assert str(read_footer(path)).startswith("damaged")
@@ -376,7 +378,7 @@ def test_a_column_whose_name_is_damaged_is_told_and_not_raised(tmp_path: Path) -
 
 @replayed
 @given(st.data())
-def test_whatever_is_wrong_with_a_file_is_told_and_not_raised(
+def test_whatever_is_wrong_with_a_file_is_reported_and_not_raised(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = written_with(tmp_path_factory.mktemp("bad"), some_rows())
@@ -455,10 +457,10 @@ def test_the_size_of_ledgers_is_that_of_all_their_files(ledger: Ledger, tmp_path
 
 
 def test_files_that_are_not_of_a_ledger_are_never_chosen_for_deletion(ledger: Ledger) -> None:
-    ours = write(ledger)
+    written = write(ledger)
     for name in ("notes.parquet", ".20261116T000000-00000000-1.parquet", "20261116T000000.txt"):
-        (ours.parent / name).write_bytes(b"kept")
-    assert [file.path for file in ledger.files()] == [ours]
+        (written.parent / name).write_bytes(b"kept")
+    assert [file.path for file in ledger.files()] == [written]
 
 
 # -- finished days are merged ----------------------------------------------------------------------

@@ -131,9 +131,7 @@ def test_a_factory_that_is_faulted_after_the_5_seconds_faults_nobody(side: Side)
 
 @both_sides
 @pytest.mark.parametrize("state", [CLOSING, CLOSED, FAULTED])
-def test_nothing_more_is_heard_from_a_factory_that_has_ended(
-    side: Side, state: FactoryState
-) -> None:
+def test_a_factory_that_has_ended_reports_nothing_more(side: Side, state: FactoryState) -> None:
     ended = after(*closing(side))
     assert hear(ended, side, state, NOW + 1) == ended
 

@@ -223,11 +223,11 @@ def test_sizes_follow_the_documented_rule_on_any_slice(
 @replayed
 @given(batches, batches)
 def test_sizes_follow_the_rule_on_batches_put_together_and_taken_apart(
-    one: list[BrokeredMessage], other: list[BrokeredMessage]
+    first: list[BrokeredMessage], second: list[BrokeredMessage]
 ) -> None:
-    batch = pa.concat_batches([to_batch(one), to_batch(other)])
+    batch = pa.concat_batches([to_batch(first), to_batch(second)])
     backwards = batch.take(pa.array(np.arange(batch.num_rows)[::-1]))
-    assert sizes(backwards).tolist() == [expected_size(m) for m in reversed(one + other)]
+    assert sizes(backwards).tolist() == [expected_size(m) for m in reversed(first + second)]
 
 
 @replayed

@@ -82,12 +82,12 @@ frames = st.builds(
 
 @given(st.lists(frames, max_size=3), st.integers(0, 60))
 @replayed
-def test_bytes_that_are_one_frame_are_read_like_any_others(some: list[bytes], cut: int) -> None:
-    data = b"".join(some)[cut:] if len(some) > 1 else b"".join(some)
+def test_bytes_that_are_one_frame_are_read_like_any_others(pieces: list[bytes], cut: int) -> None:
+    data = b"".join(pieces)[cut:] if len(pieces) > 1 else b"".join(pieces)
     reader = wire.FrameReader()
     frame = reader.single_frame(data)
     if frame is None:
-        assert len(some) != 1
+        assert len(pieces) != 1
     else:
         [(head, body)] = wire.FrameReader().feed(data)
         assert (frame[0], bytes(frame[1])) == (head, bytes(body))

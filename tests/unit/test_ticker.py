@@ -122,7 +122,7 @@ def test_a_nudge_without_a_thread_ticks_at_once(manual: Ticker, ticks: Ticks) ->
     assert ticks.threads == [threading.current_thread().name]
 
 
-def test_a_tick_that_fails_is_told_and_the_next_one_comes(
+def test_a_tick_that_fails_is_reported_and_the_next_one_comes(
     manual: Ticker, clock: ManualClock, ticks: Ticks, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticks.deed = Once(fail)

@@ -117,7 +117,7 @@ def test_a_sender_is_known_by_a_number_of_64_bits() -> None:
         assert sender_number(second) is None
 
 
-def test_the_senders_heard_of_last_are_known() -> None:
+def test_the_latest_senders_are_known() -> None:
     transfers = Transfers()
     for number in range(1, KNOWN_SENDERS + 1):
         transfers.take(sender_source(number), [(0, 9)])

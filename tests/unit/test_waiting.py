@@ -201,7 +201,7 @@ def test_a_message_at_rest_takes_37_bytes_and_53_once_locked() -> None:
     assert waiting.memory_bytes() == 53 * 100
 
 
-def test_deaths_are_told_without_repeating_them() -> None:
+def test_deaths_are_reported_without_repeating_them() -> None:
     waiting = Waiting()
     waiting.add(Rows(np.arange(1, 5), 0, 1, 0, 0, State.ACTIVE, death=np.array([4, 2, 4, 2])))
     assert waiting.deaths() == {2, 4}

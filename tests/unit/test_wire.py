@@ -225,19 +225,19 @@ REPLY: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def told(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """Return a value so that equal ones compare equal: sequences as lists, columns as rows."""
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value), {f.name: told(getattr(value, f.name)) for f in fields(value)}
+        return type(value), {f.name: comparable(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, pa.RecordBatch):
         return value.schema.names, value.cast(value.schema).to_pylist()
     if isinstance(value, MessagingError):
-        return type(value), value.text, told(dict(value.facts))
+        return type(value), value.text, comparable(dict(value.facts))
     if isinstance(value, np.ndarray | pa.Array):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: told(found) for name, found in value.items()}
-    return [told(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: comparable(found) for name, found in value.items()}
+    return [comparable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def sent(command: c.Command[Any], number: int = 1) -> bytes:
@@ -254,7 +254,7 @@ def asked(*commands: c.Command[Any]) -> list[Any]:
     """Send commands over the wire; return what arrives."""
     arrived = cut(b"".join(sent(command, number) for number, command in enumerate(commands, 1)))
     assert [head[1] for head, _ in arrived] == list(range(1, len(commands) + 1))
-    return [told(as_columns(decode_command(*item))) for item in arrived]
+    return [comparable(as_columns(decode_command(*item))) for item in arrived]
 
 
 def as_columns(command: Any) -> Any:
@@ -271,7 +271,7 @@ def reply_of(head: list[Any], body: memoryview) -> Any:
 def replied(*values: Any) -> list[Any]:
     """Send replies over the wire; return what arrives."""
     stream = b"".join(b"".join(encode_reply(at, value)) for at, value in enumerate(values, 1))
-    return [told(reply_of(*item)) for item in FrameReader().feed(stream)]
+    return [comparable(reply_of(*item)) for item in FrameReader().feed(stream)]
 
 
 def read(stream: bytes) -> Any:
@@ -295,7 +295,7 @@ def test_a_command_arrives_as_it_was_asked(kind: type[c.Command[Any]]) -> None:
     @briefly
     @given(COMMAND[kind])
     def arrives(command: c.Command[Any]) -> None:
-        assert without_ids(asked(command)) == without_ids([told(as_columns(command))])
+        assert without_ids(asked(command)) == without_ids([comparable(as_columns(command))])
 
     arrives()
 
@@ -314,7 +314,7 @@ def without_ids(commands: list[Any]) -> list[Any]:
 def test_commands_that_are_sent_together_keep_their_messages(
     commands: list[c.Command[Any]],
 ) -> None:
-    expected = [told(as_columns(command)) for command in commands]
+    expected = [comparable(as_columns(command)) for command in commands]
     assert without_ids(asked(*commands)) == without_ids(expected)
 
 
@@ -363,7 +363,7 @@ def test_a_reply_arrives_as_it_was_given(kind: str) -> None:
     @briefly
     @given(REPLY[kind])
     def arrives(value: Any) -> None:
-        assert replied(value) == [told(value)]
+        assert replied(value) == [comparable(value)]
 
     arrives()
 
@@ -371,7 +371,7 @@ def test_a_reply_arrives_as_it_was_given(kind: str) -> None:
 @replayed
 @given(st.lists(st.one_of(*REPLY.values()), max_size=6))
 def test_replies_that_are_sent_together_keep_their_messages(values: list[Any]) -> None:
-    assert replied(*values) == [told(value) for value in values]
+    assert replied(*values) == [comparable(value) for value in values]
 
 
 @replayed
@@ -412,12 +412,12 @@ def test_an_error_arrives_with_its_kind_its_text_and_its_facts(kind: type[Messag
     @briefly
     @given(PATH, FACTS)
     def arrives(text: str, facts: dict[str, Any]) -> None:
-        assert replied(kind(text, **facts)) == [told(kind(text, **facts))]
+        assert replied(kind(text, **facts)) == [comparable(kind(text, **facts))]
 
     arrives()
 
 
-def test_a_fact_that_cannot_travel_is_told_in_words() -> None:
+def test_a_fact_that_cannot_travel_is_sent_as_text() -> None:
     first = MessagingError("first")
     assert replied(MessagingError("last", history=(first,)))[0][2] == {
         "history": "(MessagingError('first'),)"
@@ -503,9 +503,9 @@ def survives(stream: bytes) -> None:
 
 @replayed
 @given(st.binary(max_size=200))
-def test_any_bytes_are_understood_or_refused(held: bytes) -> None:
-    survives(held)
-    survives(framed(held, held))
+def test_any_bytes_are_understood_or_refused(stored: bytes) -> None:
+    survives(stored)
+    survives(framed(stored, stored))
 
 
 @replayed

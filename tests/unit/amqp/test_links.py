@@ -165,10 +165,10 @@ def test_a_peer_that_leaves_before_its_link_was_accepted_is_answered() -> None:
 def test_either_end_detaches_and_both_hear_it_once(is_closed: bool) -> None:
     for side in ("client", "server"):
         pair = Pair()
-        link, other = linked_sender(pair)
+        link, peer_link = linked_sender(pair)
         pair.client.events.clear()
         pair.server.events.clear()
-        (link if side == "client" else other).detach(WHY, is_closed=is_closed)
+        (link if side == "client" else peer_link).detach(WHY, is_closed=is_closed)
         pair.run()
         first, second = pair.client.take(LinkDetached), pair.server.take(LinkDetached)
         received, output = (second, first) if side == "client" else (first, second)
@@ -248,7 +248,7 @@ def test_links_are_not_resumed() -> None:
     assert peer.connection.incomplete_bytes == 0
 
 
-def test_what_a_peer_says_can_always_be_said_back() -> None:
+def test_frames_of_a_peer_can_always_be_encoded_again() -> None:
     deep: Any = []
     for _ in range(MAX_AMQP_DEPTH - 1):
         deep = [deep]

@@ -115,12 +115,12 @@ ENTRIES = st.dictionaries(KEYS, VALUES, max_size=5)
 @given(st.none() | ENTRIES, ENTRIES)
 @replayed
 def test_a_map_is_extended_as_if_it_were_written_again(
-    there: dict[str, Any] | None, added: dict[str, Any]
+    peer: dict[str, Any] | None, added: dict[str, Any]
 ) -> None:
-    sections = {} if there is None else {K.MESSAGE_ANNOTATIONS: there}
+    sections = {} if peer is None else {K.MESSAGE_ANNOTATIONS: peer}
     message = AmqpMessage(encode_message(sections))
     extended = AmqpMessage(message.extended(K.MESSAGE_ANNOTATIONS, added))
-    wanted = {Symbol(key): value for key, value in ((there or {}) | added).items()}
+    wanted = {Symbol(key): value for key, value in ((peer or {}) | added).items()}
     assert are_same(
         sorted((extended.message_annotations or {}).items(), key=lambda item: str(item[0])),
         sorted(wanted.items(), key=lambda item: str(item[0])),

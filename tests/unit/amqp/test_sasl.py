@@ -51,11 +51,11 @@ def connections(
     return server, client
 
 
-def converse(server: AmqpConnection, there: AmqpConnection) -> tuple[list[object], list[object]]:
+def converse(server: AmqpConnection, peer: AmqpConnection) -> tuple[list[object], list[object]]:
     """Let two ends talk, byte by byte; return the events of both."""
     events: tuple[list[object], list[object]] = ([], [])
-    while server.has_outgoing or there.has_outgoing:
-        for first, second, found in ((there, server, events[0]), (server, there, events[1])):
+    while server.has_outgoing or peer.has_outgoing:
+        for first, second, found in ((peer, server, events[0]), (server, peer, events[1])):
             for byte in b"".join(first.take_outgoing(0)):
                 found.extend(second.receive(bytes((byte,)), 0))
     return events
