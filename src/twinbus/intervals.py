@@ -3,7 +3,7 @@
 Wherever intervals are kept or sent as bytes (the log, its facts, the wire) they are packed:
 
     8 bytes   first number, signed, little-endian     for each interval
-    8 bytes   last number, which belongs to it
+    8 bytes   last number, included
 """
 
 import struct

@@ -1,9 +1,9 @@
 """Who is connected to a door, and how much strangers, keys and addresses may have of it.
 
 A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
-of the two groups has a maximum. Beyond it a member is closed whose address (of strangers) or key
-(of readers) has the most of them, and readers whose key does not manage the namespace are closed
-first. Clients are refused beyond the maximum of the door, the share of their key, and the share of
+of the two groups has a maximum. Beyond it the door closes a connection of the address (strangers)
+or of the key (readers) that has the most connections. Readers whose key does not manage the
+namespace are closed first. Clients are refused beyond the maximum of the door, the share of their key, and the share of
 their address; a part of the connections is reserved for keys that manage the namespace.
 
 The bytes that clients make the server keep are counted by key as well. A connection asks for room
@@ -75,7 +75,10 @@ class ByteShares:
         self.total += change
 
     def has_room(self, admission: Admission, noted: int, used: int, more: int) -> bool:
-        """Return whether a connection that uses some bytes, as noted or not, may use more."""
+        """Return whether a connection may use more bytes.
+
+        `used` is what it uses now, and `noted` is the part of it that was counted already.
+        """
         of_key = self.by_key[admission.id] - noted + used
         if not of_key:
             return True
@@ -133,7 +136,10 @@ class Attendance:
             self._close(self.strangers, names, "too many connections have shown no token")
 
     def note_stranger_bytes(self, stranger: ClientConnection, size: int) -> None:
-        """Record the bytes of a stranger's unfinished frames; too many close the oldest of them."""
+        """Record the bytes of a stranger's unfinished frames.
+
+        While all strangers have too many, the stranger whose bytes grew longest ago is closed.
+        """
         self.stranger_bytes += size - self._bytes_of.pop(stranger, 0)
         if size:
             self._bytes_of[stranger] = size
@@ -160,7 +166,7 @@ class Attendance:
     def _close(
         self, visitors: dict[object, Visitor], names: Iterable[tuple[object, str]], reason: str
     ) -> None:
-        """Close the oldest of those who share the most frequent name."""
+        """Close the oldest visitor among those with the most frequent name."""
         by_name: dict[str, list[object]] = {}
         for visitor, name in names:
             by_name.setdefault(name, []).append(visitor)

@@ -125,8 +125,8 @@ class Commit:
         self.transferred: list[Transferred] = []  # in this turn
         # The same by source, with its owner; created when it is first needed.
         self._origins: dict[str, tuple[str, Intervals]] | None = None
-        # Replies must wait for the disk. Kept places were not written by an earlier turn: their new
-        # numbers must not be visible before the log has them.
+        # Whether replies must wait for the disk. Kept places were refused by the log in an earlier
+        # turn: their new numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
         self.effects: list[Effect] = []  # in the order of their causes
         self.replies: list[tuple[Request, Any]] = []

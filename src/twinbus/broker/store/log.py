@@ -297,7 +297,7 @@ class Log:
         return end
 
     def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
-        """Write a record without parts for lost records, so that the loss is accepted once."""
+        """Write a record without parts in place of lost ones: the next start finds no damage."""
         payload = bytes(end - offset - RECORD_HEADER.size)
         checked = CHECKED_HEADER.pack(0, len(payload), number)
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
@@ -621,7 +621,10 @@ class Log:
         self._keep_reserve()
 
     def _remove_unfinished(self) -> None:
-        """Remove a named segment that was not used, because its header needs the oldest one."""
+        """Remove the segment after the active one, which a failed start of a segment left behind.
+
+        Its header says that the log needs the oldest segment, which is about to be dropped.
+        """
         path = self.directory / f"{self._active().number + 1:020d}.log"
         if path.exists():
             self._storage.remove(path)
