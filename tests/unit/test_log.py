@@ -348,6 +348,13 @@ def test_accepted_damage_is_skipped_and_kept_aside(tmp_path: Path) -> None:
     assert read(tmp_path, accept_damage=True) == ["a", "c", "d"]
 
 
+def test_the_error_of_damage_names_the_command_that_accepts_it(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", "c")
+    flip(only_segment(tmp_path), record_starts(tmp_path)[1])
+    with pytest.raises(LogDamagedError, match="twinbus restored --accept-damage"):
+        read(tmp_path)
+
+
 def test_damage_to_several_records_is_skipped_together(tmp_path: Path) -> None:
     write(tmp_path, "a", "b", "c", "d")
     for start in record_starts(tmp_path)[1:3]:

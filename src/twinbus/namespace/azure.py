@@ -533,7 +533,8 @@ class AzureNamespace(Closable):
             if row.is_stale or link.has_failed or is_lost:
                 self._release(lock)
                 raise SessionLockLostError(
-                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}",
+                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}. Accept the "
+                    "session again",
                     session_id=lock.session_id,
                 ) from failure
             raise

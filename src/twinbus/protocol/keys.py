@@ -16,7 +16,7 @@ from enum import Enum
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_ADDRESS_CHARACTERS, MAX_ID_CHARACTERS, MAX_SECRET_CHARACTERS
-from twinbus.values import check_optional_text, check_text, check_type
+from twinbus.values import check_optional_text, check_text, check_type, shown
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
 ROOT_KEY = "RootManageSharedAccessKey"
@@ -45,7 +45,8 @@ class SharedAccessKey:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_key_name(self.name):
             raise InvalidArgumentError(
-                f"a key's name must have 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
+                f"{shown(self.name)} cannot be the name of a key; it must have 1 to "
+                f"{MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
             )
         check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):

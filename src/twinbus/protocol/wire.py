@@ -145,7 +145,9 @@ def _pack(head: Sequence[Any]) -> bytes:
     try:
         return _encode(head)
     except (TypeError, ValueError, OverflowError, UnicodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"a value cannot be encoded: {error!s:.200}") from error
+        raise InvalidArgumentError(
+            f"a value cannot be encoded: {error!s:.200}. Use plain values of Python"
+        ) from error
 
 
 class FrameReader:

@@ -3,8 +3,9 @@
 A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
 of the two groups has a maximum. Beyond it the door closes a connection of the address (strangers)
 or of the key (readers) that has the most connections. Readers whose key does not manage the
-namespace are closed first. Clients are refused beyond the maximum of the door, the share of their key, and the share of
-their address; a part of the connections is reserved for keys that manage the namespace.
+namespace are closed first. Clients are refused beyond the maximum of the door, the share of their
+key, and the share of their address; a part of the connections is reserved for keys that manage the
+namespace.
 
 The bytes that clients make the server keep are counted by key as well. A connection asks for room
 before it submits a request with a large reply. A connection without room is crowded: it is flushed

@@ -144,7 +144,9 @@ def _alternative(name: str) -> x509.GeneralName:
     try:
         return x509.DNSName(name)
     except ValueError as error:
-        raise InvalidArgumentError(f"{name!r:.80} is not a host name: {error}") from None
+        raise InvalidArgumentError(
+            f"{name!r:.80} is not a host name: {error} Give a host name in ASCII, or an IP address"
+        ) from None
 
 
 def _permitted(alternatives: Sequence[x509.GeneralName]) -> list[x509.GeneralName]:

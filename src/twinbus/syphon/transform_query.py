@@ -118,8 +118,8 @@ class TransformDataSource(SyphonDataSource):
         missing = sorted(set(_PLACE.names) - set(schema.names))
         if missing:
             raise InvalidArgumentError(
-                f"the transform dropped {', '.join(missing)}, which identify the message of a row. "
-                "Keep these columns, for example with df.withColumn"
+                f"the transform dropped {', '.join(missing)}, so the syphon cannot identify the "
+                "message of a row. Keep all columns of the input, for example with df.withColumn"
             )
         return RowWriter(SyphonOptions.of(self.options))
 

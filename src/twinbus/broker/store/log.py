@@ -265,8 +265,8 @@ class Log:
             raise LogDamagedError(
                 f"{segment.path} begins with record {first}, but record {self._next_record} was "
                 "expected: the end of the previous segment, or a complete segment, is missing. "
-                "Restore it from a backup, or open the namespace once with accept_damage=True "
-                "and lose its content",
+                "Restore it from a backup, or run `twinbus restored --accept-damage "
+                f"{self.directory.parent}` and lose its content",
                 path=str(segment.path),
                 offset=0,
                 record=self._next_record,
@@ -283,8 +283,8 @@ class Log:
             raise LogDamagedError(
                 f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
                 "and later records are intact, so this is damage, not an interrupted write. "
-                "Restore the file from a backup, or open the namespace once with "
-                "accept_damage=True: the damaged bytes are then kept in cut/ and their content "
+                "Restore the file from a backup, or run `twinbus restored --accept-damage "
+                f"{self.directory.parent}`: it keeps the damaged bytes in cut/, and their content "
                 "is lost",
                 path=str(segment.path),
                 offset=offset,
