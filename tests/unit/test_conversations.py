@@ -497,9 +497,9 @@ def test_the_bookkeeping_of_a_conversation_returns_to_zero() -> None:
         server.written()
     conversation = server.conversation
     assert not conversation._open
-    assert not conversation._deferred
+    assert not conversation.has_deferred
     assert not conversation._unsent
-    assert conversation._fetching == conversation._unanswered == conversation.unread_bytes == 0
+    assert conversation.reply_bytes == conversation.request_bytes == 0
 
 
 def test_a_reply_that_has_left_is_not_kept_while_later_ones_are_unread() -> None:
@@ -629,7 +629,7 @@ def test_a_request_that_waited_for_credit_is_refused_when_its_key_was_revoked(
     assert server.numbers == ([2, 4] if claims else [2])
     assert len(server.refusals) == len(refused)
     server.deliver(server.at_broker[0], LOCKED)
-    assert server.conversation._fetching == 0
+    assert server.conversation.reply_bytes == server.conversation.unread_bytes
 
 
 def test_a_request_that_waited_for_credit_is_refused_when_its_token_has_expired() -> None:
@@ -640,7 +640,7 @@ def test_a_request_that_waited_for_credit_is_refused_when_its_token_has_expired(
     server.written()
     assert heads(server.written())[0][:3] == [FrameKind.REFUSAL, 3, "Unauthorized"]
     assert server.numbers == [2]
-    assert server.conversation._unanswered == server.at_broker[0].size
+    assert server.conversation.request_bytes == server.at_broker[0].size
 
 
 def test_a_command_beyond_the_claims_of_a_key_fails_alone() -> None:
@@ -827,4 +827,4 @@ def test_a_conversation_that_has_ended_counts_nothing() -> None:
     server = Server()
     server.receive(asked(1, SEND) + asked(2, PEEK) + asked(3, PEEK) + asked(4, PEEK))
     server.receive(b"")
-    assert server.conversation._unanswered == server.conversation._fetching == 0
+    assert server.conversation.request_bytes == server.conversation.reply_bytes == 0
