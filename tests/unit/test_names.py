@@ -84,7 +84,7 @@ def test_no_identifier_is_a_pronoun_or_a_private_word(place: str) -> None:
         ("one", True),
         ("_held", True),
         ("MAX_HELD_SESSIONS", True),
-        ("others", True),
+        ("its", True),
         ("first", False),
     ],
 )

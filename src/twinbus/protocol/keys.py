@@ -16,7 +16,7 @@ from enum import Enum
 
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_ADDRESS_CHARACTERS, MAX_ID_CHARACTERS, MAX_SECRET_CHARACTERS
-from twinbus.values import check_optional_text, check_text, check_type, shown
+from twinbus.values import check_optional_text, check_text, check_type
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
 ROOT_KEY = "RootManageSharedAccessKey"
@@ -45,8 +45,8 @@ class SharedAccessKey:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_key_name(self.name):
             raise InvalidArgumentError(
-                f"{shown(self.name)} cannot be the name of a key; it must have 1 to "
-                f"{MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
+                f"the name of a key must have 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' "
+                "and '_'. The given name is not shown, because it may be a secret"
             )
         check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):
