@@ -175,7 +175,7 @@ def test_a_log_that_was_closed_is_read_again_from_a_disk_that_accepts_nothing(
     log.close()
     disk.full = disk.fails_sync = True
     again = Log(tmp_path, disk)
-    assert heard(list(again.replay())) == ["a", "b"]
+    assert texts_of(list(again.replay())) == ["a", "b"]
     again.close()
 
 
