@@ -140,7 +140,7 @@ def test_the_name_of_a_segment_that_a_dead_process_began_is_durable_after_the_ne
     log.crash()
     power.restore()
     again = Log(home, disk)
-    assert heard(list(again.replay())) == ["a"]
+    assert texts_of(list(again.replay())) == ["a"]
     again.append(saying("b"))
     again.crash()
     disk.cut(after, kept=0)
