@@ -69,13 +69,13 @@ def sdk_string(port: int, name: str = "any", key: str = "any") -> str:
 
 
 def against_bare(
-    report: Report, stack: ExitStack, ours: str, pid: int, disk: Disk, rounds: int
+    report: Report, stack: ExitStack, own: str, pid: int, disk: Disk, rounds: int
 ) -> None:
     """Measure one client on both servers, in turns."""
     bare_command = [sys.executable, Path(__file__).with_name("bare_amqp.py")]
     port, bare_pid = stack.enter_context(started_process(bare_command))
     bare = sdk_string(int(port))
-    servers = {"Twinbus": ours, "bare": bare}
+    servers = {"Twinbus": own, "bare": bare}
     senders = {name: SdkSender(text) for name, text in servers.items()}
     receivers = {name: SdkReceiver(text, AHEAD) for name, text in servers.items()}
     for name in servers:
@@ -110,10 +110,10 @@ def against_bare(
         report.add(f"SDK {shape}: Twinbus / that server and as many flushes", figure, GOAL)
 
 
-def against_rabbit(report: Report, stack: ExitStack, ours: str, rounds: int) -> None:
+def against_rabbit(report: Report, stack: ExitStack, own: str, rounds: int) -> None:
     """Measure 20 senders in 4 processes on Twinbus and on RabbitMQ, in turns."""
     missing = RabbitMQ.missing()
-    crowds = {"Twinbus": ProcessCrowd(SdkSender, ours, PROCESSES, THREADS)}
+    crowds = {"Twinbus": ProcessCrowd(SdkSender, own, PROCESSES, THREADS)}
     if missing is None:
         rabbit = stack.enter_context(RabbitMQ())
         crowds[rabbit.name] = ProcessCrowd(RabbitSender, rabbit.port, PROCESSES, THREADS)

@@ -209,13 +209,13 @@ def bench_singles(folder: Path, rounds: int, report: Report) -> None:
     taken = side_by_side([work for work, _ in works.values()], rounds)
     singles.close()
     rates = [
-        [count / seconds for seconds in some]
-        for some, (_, count) in zip(taken, works.values(), strict=True)
+        [count / seconds for seconds in part]
+        for part, (_, count) in zip(taken, works.values(), strict=True)
     ]
-    for name, some in zip(works, rates, strict=True):
-        print(f"{name:<40} {statistics.median(some):>12,.0f} a second")
-    syncs, one, _, from_threads, flown = rates
-    report.add("single sends, one by one / fsyncs of the disk", ratio(one, syncs), 0.5)
+    for name, part in zip(works, rates, strict=True):
+        print(f"{name:<40} {statistics.median(part):>12,.0f} a second")
+    syncs, single, _, from_threads, flown = rates
+    report.add("single sends, one by one / fsyncs of the disk", ratio(single, syncs), 0.5)
     report.add("16 threads of single sends / fsyncs of the disk", ratio(from_threads, syncs), 3)
     report.add("256 in flight / fsyncs of the disk", ratio(flown, syncs), 3)
 
@@ -237,7 +237,7 @@ def bench_ledger(folder: Path, rounds: int, report: Report) -> None:
         drain(namespace, 4000)
 
     for name, work in (("batches", batches), ("single sends", singles)):
-        works = [partial(work, one) for one in (bare, metered, followed)]
+        works = [partial(work, item) for item in (bare, metered, followed)]
         side_by_side(works, 3)
         bare_s, metered_s, followed_s = side_by_side(works, 2 * rounds)
         report.add(f"{name}, operations metered / no ledger", ratio(bare_s, metered_s), 0.98)
@@ -274,10 +274,10 @@ def measure_memory(folder: Path, waiting: int) -> float:
 def bench_memory(folder: Path, waiting: int, report: Report) -> None:
     """Memory per waiting message, beyond the empty broker."""
     command = [sys.executable, __file__, "--measure-memory", str(waiting), "--folder", str(folder)]
-    told = subprocess.run(command, check=True, capture_output=True, text=True)
-    held = float(told.stdout)
-    print(f"{'memory per waiting message':<40} {held:>12.1f} bytes")
-    report.add(f"bytes of memory per message at {waiting:,} waiting", held, 64, at_most=True)
+    reported = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = float(reported.stdout)
+    print(f"{'memory per waiting message':<40} {found:>12.1f} bytes")
+    report.add(f"bytes of memory per message at {waiting:,} waiting", found, 64, at_most=True)
 
 
 def bench_depth(folder: Path, waiting: int, rounds: int, report: Report) -> None:

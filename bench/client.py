@@ -294,9 +294,9 @@ def judge(report: Report, times: dict[str, list[float]]) -> None:
     disk, bare = times["disk, fdatasync of 1 KB"], "bare socket server"
     crowds = ("16 connections in 16 threads", "16 connections in 4 processes")
 
-    def compare(row: str, other: str, goal: float) -> None:
-        figure = ratio(times[f"{other}, {row}"], times[f"Twinbus, {row}"])
-        report.add(f"{row}, times {other}", figure, goal)
+    def compare(row: str, second: str, goal: float) -> None:
+        figure = ratio(times[f"{second}, {row}"], times[f"Twinbus, {row}"])
+        report.add(f"{row}, times {second}", figure, goal)
 
     compare("one by one", bare, 0.4)
     compare("batches", bare, 0.5)

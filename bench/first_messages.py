@@ -115,7 +115,7 @@ def run_bare(session: SparkSession, folder: Path) -> dict[str, float]:
     writer = session.readStream.format("ten_rows").load().writeStream.format("ten_rows")
     query = writer.option("checkpointLocation", f"file://{folder}/checkpoint").start()
     moments = {"query started": time.monotonic()}
-    while not any(told.numInputRows for told in query.recentProgress):
+    while not any(reported.numInputRows for reported in query.recentProgress):
         time.sleep(LOOK_S)
     moments["all home"] = time.monotonic()
     query.stop()
@@ -164,7 +164,7 @@ def run_here(way: str) -> None:
         queues = fill(primary, secondary)
         if way != OURS:
             os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
-        others, began = Others(), time.monotonic()
+        background, began = Others(), time.monotonic()
         session = start_session(folder, local_master(2))
         stack.callback(session.stop)
         moments = {"session": time.monotonic()}
@@ -177,7 +177,7 @@ def run_here(way: str) -> None:
             )
         cpu = {name: seconds - cpu_before[name] for name, seconds in cpu_seconds().items()}
         ends = {name: moments[name] - began for name in STEPS if name in moments}
-        print(json.dumps({"ends": ends, "cpu": cpu, "others": others.share()}), flush=True)
+        print(json.dumps({"ends": ends, "cpu": cpu, "others": background.share()}), flush=True)
 
 
 def cpu_seconds() -> defaultdict[str, float]:

@@ -51,10 +51,10 @@ class Ends:
             self.move(self.server, self.client)
 
     @staticmethod
-    def move(one: AmqpConnection, other: AmqpConnection) -> list[Event]:
+    def move(first: AmqpConnection, second: AmqpConnection) -> list[Event]:
         """Hand the bytes of one end to the other; return what that reports."""
-        data = b"".join(one.take_outgoing(0))
-        return other.receive(data, 0) if data else []
+        data = b"".join(first.take_outgoing(0))
+        return second.receive(data, 0) if data else []
 
 
 def cpu_us(work: Callable[[], object]) -> float:

@@ -64,14 +64,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 5 if parser.parse_args().quick else 21
     statements = [PEER, *(statement for statement, _ in IMPORTS.values())]
-    peer, *others = rounds_of(statements, rounds)
+    peer, *remaining = rounds_of(statements, rounds)
     report = Report("imports")
     peer_cpu, peer_megabytes = zip(*peer, strict=True)
     print(
         f"{PEER:<74} {statistics.median(peer_cpu):.3f} s       "
         f"{statistics.median(peer_megabytes):5.1f} MB"
     )
-    for (name, (statement, has_goal)), figures in zip(IMPORTS.items(), others, strict=True):
+    for (name, (statement, has_goal)), figures in zip(IMPORTS.items(), remaining, strict=True):
         cpu, megabytes = zip(*figures, strict=True)
         times = ratio(cpu, peer_cpu), ratio(megabytes, peer_megabytes)
         print(

@@ -80,8 +80,8 @@ class Others:
 
     def share(self) -> float:
         """Return their part of all cores since."""
-        whole, busy = (now - then for now, then in zip(self._times(), self._before, strict=True))
-        return max(busy, 0.0) / max(whole, 0.01)
+        elapsed, busy = (now - then for now, then in zip(self._times(), self._before, strict=True))
+        return max(busy, 0.0) / max(elapsed, 0.01)
 
     @staticmethod
     def _times() -> tuple[float, float]:
@@ -113,6 +113,6 @@ def side_by_side(works: Sequence[Callable[[], object]], rounds: int) -> list[lis
     return seconds
 
 
-def ratio(one: Sequence[float], other: Sequence[float]) -> float:
+def ratio(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the median over rounds of one divided by other."""
-    return statistics.median(a / b for a, b in zip(one, other, strict=True))
+    return statistics.median(a / b for a, b in zip(first, second, strict=True))

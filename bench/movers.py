@@ -59,12 +59,12 @@ def rate_of(count: Callable[[], int], messages: int) -> Moved:
     deadline = time.monotonic() + PATIENCE_S
     while not (before := count()) and time.monotonic() < deadline:
         time.sleep(LOOK_S)
-    began, others = time.monotonic(), Others()
+    began, background = time.monotonic(), Others()
     now = before
     while now < messages and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         now = count()
-    moved = Moved((now - before) / (time.monotonic() - began), others.share())
+    moved = Moved((now - before) / (time.monotonic() - began), background.share())
     if now < messages:
         print(f"cut off after {PATIENCE_S:.0f} s, with {now:,} of {messages:,} messages home")
     assert before < now <= messages
@@ -128,8 +128,8 @@ def main() -> None:
             print(f"{mover.name} is left out: {advice}")
             continue
         moved = mover(messages, b"x" * 1024, Path.cwd())
-        told = f"{moved.rate:>12,.0f} messages/s, others had {moved.others:.0%}"
-        print(f"{mover.name:<58} {told}", flush=True)
+        reported = f"{moved.rate:>12,.0f} messages/s, others had {moved.others:.0%}"
+        print(f"{mover.name:<58} {reported}", flush=True)
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class Peer(Protocol):
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports nobody listens on; all are held until all are known."""
-    with ExitStack() as held:
-        taken = [held.enter_context(socket.socket()) for _ in range(count)]
+    with ExitStack() as found:
+        taken = [found.enter_context(socket.socket()) for _ in range(count)]
         for each in taken:
             each.bind((LOOPBACK, 0))
         return [each.getsockname()[1] for each in taken]

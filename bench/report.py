@@ -12,9 +12,9 @@ compared, exactly, before a figure is printed.
 
 Everybody has the machine in turn and a process of its own, so that its peak of memory is known: the
 sum of what each process of its tree had at most. Files are in the page cache, they were just
-written. Starting Spark is told apart; what its first queries take to warm up is not, because that
-is how a report is made: `again` is the same once more in the same process. `others` is the part of
-the machine that others had meanwhile: rows that differ in it do not compare.
+written. Starting Spark is counted separately; what its first queries take to warm up is not,
+because that is how a report is made: `again` is the same once more in the same process. `others` is
+the part of the machine that other processes had meanwhile: rows that differ in it do not compare.
 """
 
 import argparse
@@ -102,10 +102,10 @@ class Combinations:
     share: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, other: str) -> "Combinations":
+    def of(cls, primary: str) -> "Combinations":
         """Return those of a namespace that keeps the backlog of another."""
         queues = [f"area-{number % 7}/orders-{number:03}" for number in range(QUEUES)]
-        backlog = [backlog_queue_path(other, number) for number in range(BACKLOG_QUEUES)]
+        backlog = [backlog_queue_path(primary, number) for number in range(BACKLOG_QUEUES)]
         activity = np.linspace(1.0, QUIETEST, QUEUES)
         found = [
             (path, operation, purpose.value, outcome, share * busy)
@@ -124,8 +124,8 @@ class Combinations:
     def day(self, day: int, rng: np.random.Generator, most: int) -> pa.Table:
         """Return what was metered on a day, minute by minute, of the first rows so many."""
         width = len(self.share)
-        there = np.flatnonzero(rng.random((MINUTES, width)) < self.share)[:most]
-        minute, which = np.divmod(there, width)
+        cells = np.flatnonzero(rng.random((MINUTES, width)) < self.share)[:most]
+        minute, which = np.divmod(cells, width)
         columns: dict[str, Any] = {
             "bucket": pa.array(to_us_of_day(day) + minute * 60_000_000).cast(pa.timestamp("us"))
         }
@@ -133,14 +133,14 @@ class Combinations:
             known, codes = np.unique(texts, return_inverse=True)
             numbers = pa.array(codes.astype(np.int32)[which])
             columns[name] = pa.DictionaryArray.from_arrays(numbers, pa.array(known, pa.string()))
-        count = rng.integers(1, 200, len(there))
+        count = rng.integers(1, 200, len(cells))
         carries = np.isin(self.texts["outcome"], ("ok",)) & np.isin(
             self.texts["operation"], ("Send", "Receive", "Settle", "ReadRange", "SettleRange")
         )
-        messages = np.where(carries[which], count * rng.integers(1, 33, len(there)), 0)
+        messages = np.where(carries[which], count * rng.integers(1, 33, len(cells)), 0)
         columns["count"] = pa.array(count)
         columns["messages"] = pa.array(messages)
-        columns["bytes"] = pa.array(messages * rng.integers(200, 4000, len(there)))
+        columns["bytes"] = pa.array(messages * rng.integers(200, 4000, len(cells)))
         columns["units"] = pa.array(np.maximum(messages, count))
         columns["bucket"] = columns["bucket"].cast(pa.timestamp("us", "UTC"))
         return pa.table(columns)
@@ -153,8 +153,8 @@ def to_us_of_day(day: int) -> int:
 
 def write_operations(folder: Path, rows: int, cut: str = ROWS) -> None:
     """Write so many rows, half of them in each namespace."""
-    for seed, (name, other) in enumerate(zip(NAMESPACES, reversed(NAMESPACES), strict=True)):
-        rng, combinations = np.random.default_rng(seed), Combinations.of(other)
+    for seed, (name, second) in enumerate(zip(NAMESPACES, reversed(NAMESPACES), strict=True)):
+        rng, combinations = np.random.default_rng(seed), Combinations.of(second)
         ledger = Ledger(folder / name, LedgerKind.OPERATIONS, FOREVER)
         left, day = rows // len(NAMESPACES), 0
         while left:
@@ -234,10 +234,10 @@ def write_messages(folder: Path, messages: int) -> None:
         detour.write(day, accepted, random_ids(rng, 2))
     queue, first = map(np.concatenate, zip(*standing, strict=True))
     at, record = np.full(len(queue), at[-1] + 2_000_000), np.full(len(queue), 2 * batch[-1] + 3)
-    told = _trail("standing", at, queue, (first, first + BATCH - 1), record)
+    reported = _trail("standing", at, queue, (first, first + BATCH - 1), record)
     nothing = np.zeros(1, np.int64)
     stock = _trail("inventory", at[:1], nothing, (nothing, nothing), record[:1])
-    ledger.write(pa.concat_tables([stock, told]), int(at[0]))
+    ledger.write(pa.concat_tables([stock, reported]), int(at[0]))
 
 
 class Detour:
@@ -252,10 +252,10 @@ class Detour:
         batch = np.arange(CHUNK) // BATCH
         rows = accepted.filter(pa.array(batch % DIVERTED_OF_BATCHES == DIVERTED_OF_BATCHES - 1))
         count = rows.num_rows
-        told = count - UNTOLD_BATCHES * BATCH
+        reported = count - UNTOLD_BATCHES * BATCH
         places = np.arange(count)
         ids = pa.concat_arrays(rows.column("message_id").chunks)
-        where = pa.array((places == 0) | (places == told))
+        where = pa.array((places == 0) | (places == reported))
         ids = pc.replace_with_mask(ids, where, lost_ids)
         numbers = np.arange(count) + day * count + 1
         at = rows.column("at").cast(pa.int64()).to_numpy() - 1_000
@@ -282,7 +282,7 @@ class Detour:
             "reason": pa.nulls(count, pa.string()),
         }
         moved = pa.table([columns[name] for name in schema.names], schema=schema)
-        self._transfers.write(moved.slice(0, told), to_us_of_day(day))
+        self._transfers.write(moved.slice(0, reported), to_us_of_day(day))
 
 
 def _doubled_at(place: int) -> npt.NDArray[np.int64]:
@@ -416,18 +416,18 @@ def _plain(name: str) -> str:
 
 _PLACES = """
 create temp table places as
-with told as (
+with trail as (
     select 'primary' as ledger, * from read_parquet($primary, hive_partitioning=false)
     union all
     select 'secondary' as ledger, * from read_parquet($secondary, hive_partitioning=false)
 ), stock as (
-    select ledger, max(record) as stock from told where event = 'inventory' group by ledger
+    select ledger, max(record) as stock from trail where event = 'inventory' group by ledger
 ), each as (
     select ledger, number, first as place, path, message_id, event, "at", record
-    from told where event = 'accepted'
+    from trail where event = 'accepted'
     union all
     select ledger, number, unnest(range(first, last + 1)), path, null, event, "at", record
-    from told left join stock using (ledger)
+    from trail left join stock using (ledger)
     where event = 'completed' or (event = 'standing' and record = stock)
 )
 select ledger, number, place, max(path) as path, max(message_id) as message_id,
@@ -541,12 +541,12 @@ class Tree:
     def _watch(self) -> None:
         before: set[int] = set()
         while not self._over.wait(SAMPLE_S):
-            table, ours = processes(), {self._root}
-            while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
-                ours |= more
+            table, tree_pids = processes(), {self._root}
+            while more := {pid for pid, row in table.items() if row[0] in tree_pids} - tree_pids:
+                tree_pids |= more
             # One seen once may be Java about to start a program: for a moment it is there twice.
-            self._read((ours & before) | {self._root})
-            before = ours
+            self._read((tree_pids & before) | {self._root})
+            before = tree_pids
 
     def _read(self, pids: Iterable[int]) -> None:
         for pid in pids:
@@ -565,8 +565,8 @@ class Made:
     session_s: float  # that Spark took to start
     seconds: list[float]  # of each run
     peak_mb: float  # until the end of the first run
-    others: float  # part of the machine that others had meanwhile
-    told: dict[str, Any]  # of the first run
+    background: float  # part of the machine that others had meanwhile
+    answer: dict[str, Any]  # of the first run
 
     @property
     def first_s(self) -> float:
@@ -577,7 +577,7 @@ class Made:
         again = f"{self.seconds[-1]:>9.2f}" if len(self.seconds) > 1 else " " * 9
         return (
             f"{self.name:<26} {self.rows:>12,} {self.files:>6,} {self.first_s:>9.2f} {again} "
-            f"{self.rows / self.first_s:>12,.0f} {self.peak_mb:>9,.0f} {self.others:>7.0%}"
+            f"{self.rows / self.first_s:>12,.0f} {self.peak_mb:>9,.0f} {self.background:>7.0%}"
         )
 
 
@@ -602,21 +602,21 @@ class Ground:
         runs = 2 if self.rows <= AGAIN_ROWS else 1
         own = (str(self.ledgers), str(self.output), str(runs))
         command = [sys.executable, __file__, "--here", name, *own]
-        others = Others()
+        background = Others()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         tree = Tree(process.pid)
         assert process.stdout is not None
         try:
             session_s, peak_mb, share = 0.0, 0.0, 0.0
             seconds: list[float] = []
-            told: dict[str, Any] = {}
+            reported: dict[str, Any] = {}
             for line in process.stdout:
                 values = json.loads(line)
                 if "session_s" in values:
                     session_s = values["session_s"]
                     continue
-                if not told:
-                    told, peak_mb, share = values, tree.peak_mb(), others.share()
+                if not reported:
+                    reported, peak_mb, share = values, tree.peak_mb(), background.share()
                 seconds.append(values["seconds"])
             assert process.wait() == 0, name
         finally:
@@ -624,7 +624,7 @@ class Ground:
             process.kill()
             process.wait()
             process.stdout.close()
-        made = Made(name, self.rows, self.files, session_s, seconds, peak_mb, share, told)
+        made = Made(name, self.rows, self.files, session_s, seconds, peak_mb, share, reported)
         print(made, flush=True)
         return made
 
@@ -674,23 +674,23 @@ def in_order(table: pa.Table) -> pa.Table:
     return table.sort_by([(key, "ascending") for key in keys]).combine_chunks()
 
 
-def check_operations(here: Ground, ours: Made) -> None:
+def check_operations(here: Ground, spark: Made) -> None:
     """Make sure that the report's table of operations is what a peer's sums come to."""
     counted = pq.read_table(here.output / "counted.parquet")
     written = in_order(pq.read_table(here.output / "operations.parquet"))
     assert written.num_rows, "nothing was reported"
     assert staged(counted).equals(written), "the report and its peer count differently"
     span = [pc.min(counted.column("begins")), pc.max(counted.column("ends"))]
-    assert [moment.cast(pa.int64()).as_py() / 1e6 for moment in span] == ours.told["span"]
+    assert [moment.cast(pa.int64()).as_py() / 1e6 for moment in span] == spark.answer["span"]
 
 
-def check_reconciliation(messages: int, ours: Made, peer: Made) -> None:
+def check_reconciliation(messages: int, spark: Made, peer: Made) -> None:
     """Make sure that both found the same, and what there was to find."""
-    assert sorted(ours.told["statuses"]) == sorted(peer.told["statuses"])
-    assert ours.told["suspects"] == peer.told["suspects"] == WRONG * (messages // CHUNK)
+    assert sorted(spark.answer["statuses"]) == sorted(peer.answer["statuses"])
+    assert spark.answer["suspects"] == peer.answer["suspects"] == WRONG * (messages // CHUNK)
     counts: dict[str, int] = {}
     diverted = 0
-    for ledger, _, status, count in ours.told["statuses"]:
+    for ledger, _, status, count in spark.answer["statuses"]:
         if ledger == NAMESPACES[1]:
             diverted += count
         else:
@@ -726,11 +726,11 @@ def measure_operations(sizes: Sequence[int]) -> dict[str, list[Made]]:
     print("\nthe smallest again, in the files that a broker writes: one each minute")
     rows = sizes[0]
     with ground(partial(write_operations, rows=rows, cut=FILES), per_row * rows) as at:
-        ours = at.measure("Spark")
+        spark = at.measure("Spark")
         for name in names[1:]:
             at.measure(name)
-            check_operations(at, ours)
-    show_parts(ours)
+            check_operations(at, spark)
+    show_parts(spark)
     return found
 
 
@@ -739,23 +739,23 @@ def measure_messages(sizes: Sequence[int]) -> float:
     print(f"\nmessages of a namespace and its backlog, reconciled\n{HEAD}", flush=True)
     for messages in sizes:
         with ground(partial(write_messages, messages=messages), 60 * messages) as at:
-            ours, peer = at.measure("Spark"), at.measure("DuckDB, reconciling")
-            check_reconciliation(messages, ours, peer)
-        ratio = ours.first_s / peer.first_s
+            spark, peer = at.measure("Spark"), at.measure("DuckDB, reconciling")
+            check_reconciliation(messages, spark, peer)
+        ratio = spark.first_s / peer.first_s
         print(f"{'':<26} Spark takes {ratio:.1f} times DuckDB's time")
-    show_parts(ours)
+    show_parts(spark)
     return ratio
 
 
 def show_parts(made: Made) -> None:
     """Print where the time of a report went."""
-    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.told["parts"].items())
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in made.answer["parts"].items())
     print(f"Spark's {made.rows:,} rows: {parts}; and to start {made.session_s:.1f} s", flush=True)
 
 
-def marginal(one: Made, other: Made) -> float:
+def marginal(smaller: Made, larger: Made) -> float:
     """Return the seconds of each further row."""
-    return (other.first_s - one.first_s) / (other.rows - one.rows)
+    return (larger.first_s - smaller.first_s) / (larger.rows - smaller.rows)
 
 
 def _rate(seconds: float) -> str:
@@ -767,34 +767,36 @@ def show_growth(found: dict[str, list[Made]]) -> None:
     """Print what more rows take."""
     print("\nfrom one size to the next")
     for name, mades in found.items():
-        for one, other in pairwise(mades):
+        for first, second in pairwise(mades):
             print(
-                f"  {name:<10} {one.rows:>12,} to {other.rows:>12,} rows: "
-                f"{other.first_s / one.first_s:>6.2f} times the time, "
-                f"{other.peak_mb / one.peak_mb:>5.2f} times the memory, "
-                f"{_rate(marginal(one, other)):>12} further rows/s"
+                f"  {name:<10} {first.rows:>12,} to {second.rows:>12,} rows: "
+                f"{second.first_s / first.first_s:>6.2f} times the time, "
+                f"{second.peak_mb / first.peak_mb:>5.2f} times the memory, "
+                f"{_rate(marginal(first, second)):>12} further rows/s"
             )
 
 
 def show_word(found: dict[str, list[Made]]) -> None:
     """Say what the figures come to."""
-    ours, *others = found.values()
+    spark, *peers = found.values()
     print()
-    for peer in others:
+    for peer in peers:
         name = peer[-1].name
         ratios = ", ".join(
             f"{mine.first_s / his.first_s:.1f} at {mine.rows:,}"
-            for mine, his in zip(ours, peer, strict=True)
+            for mine, his in zip(spark, peer, strict=True)
         )
         print(f"Spark's time, in times of {name}'s: {ratios}")
-        mine, his = marginal(*ours[-2:]), marginal(*peer[-2:])
-        ahead = [one.rows for one, two in zip(ours, peer, strict=True) if one.first_s < two.first_s]
+        mine, his = marginal(*spark[-2:]), marginal(*peer[-2:])
+        ahead = [
+            item.rows for item, two in zip(spark, peer, strict=True) if item.first_s < two.first_s
+        ]
         if min(mine, his) <= 0:
             print("  these sizes are too small to say when it catches up")
         elif ahead:
             print(f"  it is ahead from {min(ahead):,} rows on")
         elif mine < his:
-            rows = ours[-1].rows + (ours[-1].first_s - peer[-1].first_s) / (his - mine)
+            rows = spark[-1].rows + (spark[-1].first_s - peer[-1].first_s) / (his - mine)
             print(f"  if both went on so, it would catch up at {rows:,.0f} rows; not measured")
         else:
             print(
@@ -806,7 +808,7 @@ def show_word(found: dict[str, list[Made]]) -> None:
         "\n(they are most of it when there are many rows)."
     )
     if all(
-        one.first_s > his.first_s for peer in others for one, his in zip(ours, peer, strict=True)
+        item.first_s > his.first_s for peer in peers for item, his in zip(spark, peer, strict=True)
     ):
         print(
             "On one machine whose disk holds the ledgers, a peer is the faster tool at each size."
@@ -836,9 +838,9 @@ def main() -> None:
     ratio = measure_messages(QUICK_MESSAGES if options.quick else MESSAGES)
     show_word(found)
     report = Report("report")
-    one, other = found["Spark"][-2:]
-    step = f"{one.rows // 10**6} M to {other.rows // 10**6} M rows"
-    memory, growth = other.peak_mb / one.peak_mb, other.first_s / one.first_s
+    first, second = found["Spark"][-2:]
+    step = f"{first.rows // 10**6} M to {second.rows // 10**6} M rows"
+    memory, growth = second.peak_mb / first.peak_mb, second.first_s / first.first_s
     report.add(f"peak memory, {step}, times", memory, MEMORY_GOAL, at_most=True)
     report.add(f"time, {step}, times", growth, TIME_GOAL, at_most=True)
     report.add("reconciliation, times DuckDB's time", ratio, PEER_GOAL, at_most=True)

@@ -79,7 +79,7 @@ def measure_batches(text: str) -> None:
             batch = azure.ask(Receive(QUEUE, BATCH, timedelta(seconds=10)), 60)
             azure.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.COMPLETE), 60)
 
-        sent, taken = (sorted(one) for one in side_by_side([send, take], 7))
+        sent, taken = (sorted(item) for item in side_by_side([send, take], 7))
         print(f"batches of {BATCH}: {BATCH / sent[3]:,.0f} sent/s, {BATCH / taken[3]:,.0f} taken/s")
 
 
@@ -104,10 +104,10 @@ def main() -> None:
         elsewhere = bare_client(stack, secondary)
         print(f"{'messages per second':<28} {'bare SDK':>10} {'drop-in':>10} {'times':>10}")
         works = [lambda: send_many(bare), lambda: send_many(paired)]
-        healthy = show("healthy", *(one[1:] for one in side_by_side(works, rounds + 1)))
+        healthy = show("healthy", *(item[1:] for item in side_by_side(works, rounds + 1)))
         os.kill(pid, signal.SIGKILL)
         works = [lambda: send_many(elsewhere), lambda: send_many(paired)]
-        diverted = show("diverted", *(one[1:] for one in side_by_side(works, rounds + 1)))
+        diverted = show("diverted", *(item[1:] for item in side_by_side(works, rounds + 1)))
         measure_batches(secondary)
     report = Report("service_bus")
     report.add("healthy drop-in, times the bare SDK", healthy, 1.05, at_most=True)

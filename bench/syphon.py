@@ -128,7 +128,7 @@ def served(folder: Path, name: str) -> Iterator[tuple[str, int]]:
         process.stdout.close()
 
 
-class Ours:
+class TwinbusPair:
     """Two servers, a session of Spark, and backlogs to bring home."""
 
     def __init__(self, stack: ExitStack, folder: Path, partitions: int, *, rows: bool) -> None:
@@ -153,13 +153,13 @@ class Ours:
 
     def warm_up(self) -> float:
         """Bring small backlogs home; return how long a cold Spark takes for the first."""
-        first, *others = WARM_UP
+        first, *remaining = WARM_UP
         self._fill(first)
         began = time.monotonic()
         with self._start() as syphon:
             _await_moved(syphon, first)
             cold_s = time.monotonic() - began
-            for count in others:
+            for count in remaining:
                 before = syphon.progress.moved
                 self._fill(count)
                 _await_moved(syphon, before + count)
@@ -210,12 +210,14 @@ class Ours:
             while not (progress := syphon.progress).batches:
                 syphon.wait(LOOK_S)
             began_at = progress.at - PLANNING_S
-            before, others = processor_seconds(self._servers), Others()
+            before, background = processor_seconds(self._servers), Others()
             progress = _await_moved(syphon, messages)
             settled_at = time.time()
-            after, taken = processor_seconds(self._servers), others.share()
+            after, taken = processor_seconds(self._servers), background.share()
             (query,) = self._session.streams.active
-            times = [told.durationMs for told in query.recentProgress if told.numInputRows]
+            times = [
+                reported.durationMs for reported in query.recentProgress if reported.numInputRows
+            ]
         self._check(orders, messages)
         return Drain(
             messages,
@@ -261,7 +263,7 @@ def drain_here(way: str, partitions: int, backlogs: Sequence[int]) -> None:
     """Bring backlogs home and print what came of each, as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
-        ours = Ours(stack, folder, partitions, rows=way == ROWS)
+        ours = TwinbusPair(stack, folder, partitions, rows=way == ROWS)
         print(json.dumps([ours.session_s, ours.warm_up(), ours.pick_up()]), flush=True)
         for messages in backlogs:
             print(json.dumps(asdict(ours.drain(messages))), flush=True)
@@ -309,15 +311,15 @@ def show_shares(drain: Drain, disk_s: float) -> None:
     not measured but what remains. No server tells its seconds in the disk, so that is tried apart.
     """
     waited_s = (drain.reading_s + drain.sending_s) / drain.partitions
-    whole = drain.batch_s
-    print(f"\nwhere {whole:.2f} s of {drain.batches} batch(es) went")
+    total_s = drain.batch_s
+    print(f"\nwhere {total_s:.2f} s of {drain.batches} batch(es) went")
     for name, seconds in (
-        ("Spark around its tasks: plans, offsets, its log", whole - drain.carrying_s),
+        ("Spark around its tasks: plans, offsets, its log", total_s - drain.carrying_s),
         ("the rest of the tasks: Spark's and our work", drain.carrying_s - waited_s),
         ("waiting for the secondary", drain.reading_s / drain.partitions),
         ("waiting for the primary", drain.sending_s / drain.partitions),
     ):
-        print(f"  {name:<56} {seconds:>8.2f} s {seconds / whole:>8.0%}")
+        print(f"  {name:<56} {seconds:>8.2f} s {seconds / total_s:>8.0%}")
     print(f"apart, not in that sum: the disk takes {disk_s:.2f} s to write and sync those bytes")
     print(f"processor time, of {CORES} cores for {drain.seconds:.2f} s")
     for name, seconds in sorted(drain.cpu_s.items()):

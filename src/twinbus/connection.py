@@ -104,7 +104,7 @@ class ConnectionString:
         if scheme in ("amqp", "amqps"):
             return cls(**_rabbitmq(endpoint, parts, tls=scheme == "amqps"))
         named = f" {scheme}" if scheme.isalpha() and len(scheme) <= SHOWN_SCHEME_LETTERS else ""
-        raise InvalidArgumentError(f"The `Endpoint` has the unknown scheme{named}. Use {_SCHEMES}.")
+        raise InvalidArgumentError(f"The `Endpoint` has an unknown scheme{named}. Use {_SCHEMES}.")
 
     @classmethod
     def _embedded(cls, endpoint: str, parts: dict[str, str]) -> Self:

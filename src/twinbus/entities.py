@@ -310,7 +310,10 @@ class RuleDescription:
     def __post_init__(self) -> None:
         _check_name("rule name", self.name)
         if not isinstance(self.filter, RuleFilter):
-            raise InvalidArgumentError(f"a rule's filter is {shown(self.filter)}; use a filter")
+            raise InvalidArgumentError(
+                f"a rule's filter is {shown(self.filter)}; use a SqlFilter, CorrelationFilter, "
+                "TrueFilter or FalseFilter"
+            )
         if not isinstance(self.action, SqlAction | None):
             raise InvalidArgumentError(f"a rule's action is {shown(self.action)}; use a SqlAction")
 

@@ -45,7 +45,7 @@ def _parse_host(text: str, default_port: int) -> tuple[str, int]:
         host, port = None, None
     if not host or port == 0 or text.endswith(":"):
         raise InvalidArgumentError(
-            "The `Endpoint` of a RabbitMQ has something that is no host. Write "
+            "The `Endpoint` of a RabbitMQ has a part that is not a host. Write "
             "amqp://host:port,host:port/virtual-host, with ports from 1 to 65535."
         )
     return host, port or default_port

@@ -3,7 +3,7 @@
 Wherever intervals are kept or sent as bytes (the log, its facts, the wire) they are packed:
 
     8 bytes   first number, signed, little-endian     for each interval
-    8 bytes   last number, which belongs to it
+    8 bytes   last number, included
 """
 
 import struct
@@ -73,10 +73,10 @@ class Intervals:
 
 def pack(intervals: Iterable[Sequence[int]]) -> bytes:
     """Return intervals as bytes."""
-    some = [*intervals]
-    if len(some) == 1:  # as nearly all are, and numpy is slow with few numbers
-        return _PAIR.pack(*some[0])
-    return np.array(some, _PACKED).tobytes()
+    pairs = [*intervals]
+    if len(pairs) == 1:  # as nearly all are, and numpy is slow with few numbers
+        return _PAIR.pack(*pairs[0])
+    return np.array(pairs, _PACKED).tobytes()
 
 
 def unpack(packed: bytes | memoryview) -> list[tuple[int, int]]:

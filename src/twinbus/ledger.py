@@ -388,11 +388,11 @@ class LedgerSize:
 def _layout(schema: pa.Schema) -> dict[str, Any]:
     """Return how columns are written; message ids are unique, so they are not compressed."""
     names = [name for name in schema.names if name != "message_id"]
-    whole = [column.name for column in schema if pa.types.is_integer(column.type)]
+    integers = [column.name for column in schema if pa.types.is_integer(column.type)]
     return {
         "compression": {name: "zstd" if name in names else "none" for name in schema.names},
         "use_dictionary": [name for name in names if schema.field(name).type == pa.string()],
-        "column_encoding": dict.fromkeys(whole, "DELTA_BINARY_PACKED"),
+        "column_encoding": dict.fromkeys(integers, "DELTA_BINARY_PACKED"),
         "write_statistics": names,
         "write_page_checksum": True,  # so that damage is noticed where the footer is whole
         "store_schema": False,  # read dictionary columns back as plain strings

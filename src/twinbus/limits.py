@@ -81,7 +81,7 @@ MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on
 MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
 MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not forever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
-MAX_HELD_SESSIONS: Final = 10_000  # locked sessions of one entity
+MAX_LOCKED_SESSIONS: Final = 10_000  # locked sessions of one entity
 MAX_LISTED_SESSIONS: Final = 10_000  # of one reply; each name has up to 128 characters
 MAX_OWNER_CHARACTERS: Final = 256  # of a lease: a host, a process and a name
 MAX_LEASES: Final = 1000  # of one queue: ten syphons with all the ranges they may keep
@@ -216,7 +216,7 @@ TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
 RANGE_MESSAGES: Final = 50_000  # of one queue in one batch; a kill repeats at most these
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
-HELD_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
+MAX_LEASED_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
 CROWDED_RANGES: Final = 16  # from here on, ranges of a queue are merged: each lease must be renewed
 SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
 MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
@@ -235,7 +235,7 @@ SETTLE_TIMEOUT_S: Final = 10.0
 VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
 LOCK_RENEWALS: Final = 3  # of a visit per lock duration: one may fail without a loss
 VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: a worker has two in memory
-MAX_VISIT_HELD: Final = 2000  # messages that a visit keeps locked to reach those behind them
+MAX_VISIT_LOCKED: Final = 2000  # messages that a visit keeps locked to reach those behind them
 MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
 QUERY_LOOK_S: Final = 0.25  # how often the query is checked
 SPARK_START_S: Final = 300.0  # for Spark to start and to list the backlog
@@ -269,7 +269,9 @@ LEDGER_LOOK_S: Final = 5.0  # between two checks of the journals of transfers
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # between two checks of a write in progress
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
 LEDGER_RUN: Final = 100_000  # sequence numbers of one line: the most that a reader expands at once
-LEDGER_HELD_ROWS: Final = 8_000_000  # while the disk refuses writes; beyond, the oldest are lost
+LEDGER_BUFFERED_ROWS: Final = (
+    8_000_000  # while the disk refuses writes; beyond, the oldest are lost
+)
 UNSEEN_EVENTS: Final = 100  # of a pairing, kept for its first watcher
 KEPT_TRANSITIONS: Final = 10_000  # of a pairing, while its disk refuses
 INVENTORY_INTERVAL: Final = timedelta(hours=1)  # between two inventories
@@ -477,7 +479,7 @@ assert TRIAL_MESSAGES < 2**TRIAL_ROUND
 assert CARRY_TIMEOUT.total_seconds() >= TRIAL_TIMEOUT_S
 assert KNOWN_SENDERS <= KNOWN_SENDERS_IN_ALL
 assert KNOWN_GAPS <= KNOWN_INTERVALS
-assert HELD_RANGES <= MAX_LEASES
+assert MAX_LEASED_RANGES <= MAX_LEASES
 assert 2 * (VISIT_S + CARRY_TIMEOUT.total_seconds()) < DEFAULT_LOCK_DURATION.total_seconds()
 assert RESERVE_BYTES <= SEGMENT_BYTES
 assert MIN_LEDGER_BYTES <= LEDGER_BYTES

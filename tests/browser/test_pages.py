@@ -174,10 +174,10 @@ class Visit:
 
     def __init__(self, page: Page, file: Path) -> None:
         self.page = page
-        self.said: list[str] = []
+        self.errors: list[str] = []
         self.requests: list[str] = []
-        page.on("console", lambda message: self.said.append(message.text))
-        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("console", lambda message: self.errors.append(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
         page.goto(file.as_uri())
 
@@ -205,7 +205,7 @@ def visit(browser: Browser, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_a_page_says_nothing_and_asks_for_nothing(visit: Any, name: str, width: int) -> None:
     seen = visit(name, width)
-    assert seen.said == []
+    assert seen.errors == []
     assert len(seen.requests) == 1
 
 

@@ -110,8 +110,8 @@ class Site:
 
     def take(self, path: str = ORDERS) -> list[str]:
         """Receive and delete what is there now, as somebody else; return the bodies."""
-        with MessagingFactory(self.connect(), clock=self.clock) as other:
-            return bodies(other.create_message_receiver(path, DELETE).receive_batch(1000, NOW))
+        with MessagingFactory(self.connect(), clock=self.clock) as second:
+            return bodies(second.create_message_receiver(path, DELETE).receive_batch(1000, NOW))
 
     def receiver(self, options: ReceiveOptions | None = None) -> MessageReceiver:
         return self.factory.create_message_receiver(ORDERS, options)
@@ -158,7 +158,7 @@ def message(text: str = "order", **fields: Any) -> BrokeredMessage:
 
 
 def bodies(messages: Any) -> list[str]:
-    return [one.body.decode() for one in messages]
+    return [item.body.decode() for item in messages]
 
 
 def got(received: ReceivedMessage | None) -> ReceivedMessage:

@@ -115,7 +115,7 @@ async def until(is_so: Callable[[], Coroutine[Any, Any, bool]]) -> None:
     raise AssertionError("it did not become so")
 
 
-class Held:
+class BlockedCall:
     """A blocking method that has done its work, and returns when it is let go."""
 
     def __init__(self, blocking: Any, name: str) -> None:
@@ -154,7 +154,7 @@ def members(kind: type) -> dict[str, Any]:
 
 def parameters(method: Any) -> list[tuple[str, object]]:
     found = list(inspect.signature(method).parameters.values())
-    return [(one.name, one.default) for one in found if one.name != "self"]
+    return [(item.name, item.default) for item in found if item.name != "self"]
 
 
 @pytest.mark.parametrize("name", aio.__all__)
@@ -166,16 +166,16 @@ def test_a_class_has_every_method_of_its_blocking_twin(name: str) -> None:
 @pytest.mark.parametrize("name", aio.__all__)
 def test_a_method_has_the_parameters_of_its_blocking_twin(name: str) -> None:
     twin, kind = members(getattr(twinbus, name)), members(getattr(aio, name))
-    methods = [one for one in sorted(set(twin) & set(kind)) if inspect.isroutine(twin[one])]
-    told = {method: parameters(kind[method]) for method in methods}
-    assert told == {method: parameters(twin[method]) for method in methods}
+    methods = [item for item in sorted(set(twin) & set(kind)) if inspect.isroutine(twin[item])]
+    reported = {method: parameters(kind[method]) for method in methods}
+    assert reported == {method: parameters(twin[method]) for method in methods}
 
 
 @pytest.mark.parametrize("name", aio.__all__)
 def test_every_method_is_explained(name: str) -> None:
     kind = getattr(aio, name)
-    methods = [one for one in members(kind).values() if inspect.isroutine(one)]
-    assert all(inspect.getdoc(one) for one in (kind, *methods))
+    methods = [member for member in members(kind).values() if inspect.isroutine(member)]
+    assert all(inspect.getdoc(item) for item in (kind, *methods))
 
 
 def test_every_client_class_has_a_twin() -> None:
@@ -196,7 +196,7 @@ def test_entities_are_managed(within: Test) -> None:
         manager = world.manager
         made = await manager.update_queue(QueueDescription(path=ORDERS, max_delivery_count=3))
         assert await manager.get_queue(ORDERS) == made
-        assert [one.path for one in await manager.list_queues()] == [ORDERS, SESSIONS]
+        assert [queue.path for queue in await manager.list_queues()] == [ORDERS, SESSIONS]
         assert await manager.topic_exists(NEWS)
         await manager.delete_topic(NEWS)
         assert not await manager.topic_exists(NEWS)
@@ -266,7 +266,7 @@ def test_messages_are_sent_received_and_settled(within: Test) -> None:
             await d.defer()
             with pytest.raises(MessageLockLostError):
                 await a.complete()
-            assert [one.body for one in await queue.peek(max_messages=10)] == [b"b", b"d"]
+            assert [message.body for message in await queue.peek(max_messages=10)] == [b"b", b"d"]
             assert d.sequence_number is not None
             (deferred,) = await queue.receive_deferred(d.sequence_number)
             await queue.complete([deferred])
@@ -309,7 +309,7 @@ def test_many_single_sends_are_in_flight_at_once(within: Test) -> None:
     within(work)
 
 
-def test_a_session_is_held_with_its_state(within: Test) -> None:
+def test_a_locked_session_has_a_state(within: Test) -> None:
     async def work(world: World) -> None:
         sender = world.factory.create_message_sender(SESSIONS)
         await sender.send(BrokeredMessage(b"tea", session_id="table 7"))
@@ -363,7 +363,7 @@ def test_many_receives_wait_at_once(within: Test) -> None:
         waiting = [asyncio.create_task(queue.receive(LONG)) for _ in range(50)]
         await world.send(*(b"tea" for _ in waiting))
         found = await asyncio.gather(*waiting)
-        assert [one.body for one in found if one is not None] == [b"tea"] * 50
+        assert [message.body for message in found if message is not None] == [b"tea"] * 50
 
     within(work)
 
@@ -392,8 +392,8 @@ def test_a_cancelled_receive_gives_back_what_was_on_the_way(
     async def work(world: World) -> None:
         await world.send(b"tea", b"coffee")
         queue = world.queue(options)
-        held = Held(queue._blocking, "receive_batch")
-        await held.cancelled(queue.receive_batch(2, SOON))
+        found = BlockedCall(queue._blocking, "receive_batch")
+        await found.cancelled(queue.receive_batch(2, SOON))
         await until(lambda: is_back(world, [b"tea", b"coffee"], 0))
 
     within(work)
@@ -408,8 +408,8 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
         assert message.sequence_number is not None
         number = message.sequence_number
         await message.defer()
-        held = Held(queue._blocking, "receive_deferred")
-        await held.cancelled(queue.receive_deferred(number))
+        found = BlockedCall(queue._blocking, "receive_deferred")
+        await found.cancelled(queue.receive_deferred(number))
 
         async def is_available() -> bool:
             try:
@@ -425,8 +425,8 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
 
 def test_a_cancelled_accept_gives_the_session_back(within: Test) -> None:
     async def work(world: World) -> None:
-        held = Held(world.factory._blocking, "accept_message_session")
-        await held.cancelled(world.factory.accept_message_session(SESSIONS, "table 7", NOW))
+        found = BlockedCall(world.factory._blocking, "accept_message_session")
+        await found.cancelled(world.factory.accept_message_session(SESSIONS, "table 7", NOW))
         factory = aio.MessagingFactory.from_connection_string(world.connection)
         async with factory, await factory.accept_message_session(SESSIONS, "table 7", SOON):
             pass

@@ -302,7 +302,7 @@ def test_an_error_of_the_caller_says_so_and_is_not_transient(world: World) -> No
     assert "nowhere" in str(error)
 
 
-def test_an_oversize_message_is_told_its_limit(world: World) -> None:
+def test_the_refusal_of_an_oversize_message_names_the_limit(world: World) -> None:
     world.need(Capability.MESSAGE_LIMIT)
     queue(world)
     with pytest.raises(MessageSizeExceededError, match=r"\d+"):

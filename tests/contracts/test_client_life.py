@@ -159,7 +159,7 @@ def test_a_watcher_can_stop_watching(site: Site) -> None:
     assert seen == []
 
 
-def test_a_watcher_sees_the_state_it_is_told(site: Site) -> None:
+def test_a_watcher_sees_the_state_that_is_reported(site: Site) -> None:
     seen: list[bool] = []
     site.factory.on_state_change(lambda state: seen.append(site.factory.state is state))
     site.factory.close()
@@ -174,10 +174,10 @@ def test_a_watcher_may_stop_watching_when_it_is_called(site: Site) -> None:
         stop()
 
     stop = site.factory.on_state_change(once)
-    others = site.watch()
+    states = site.watch()
     site.factory.close()
     assert seen == [FactoryState.CLOSING]
-    assert others == [FactoryState.CLOSING, FactoryState.CLOSED]
+    assert states == [FactoryState.CLOSING, FactoryState.CLOSED]
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -67,7 +67,10 @@ def test_a_subscription_is_created_described_listed_changed_and_deleted(site: Si
     asked = SubscriptionDescription(topic_path=NEWS, name="asia", max_delivery_count=3)
     assert manager.create_subscription(NEWS, asked) == asked
     assert manager.get_subscription(NEWS, "asia") == asked
-    assert [one.name for one in manager.list_subscriptions(NEWS)] == ["asia", "eu"]
+    assert [subscription.name for subscription in manager.list_subscriptions(NEWS)] == [
+        "asia",
+        "eu",
+    ]
     changed = replace(asked, max_delivery_count=4)
     assert manager.update_subscription(changed) == changed
     assert manager.get_subscription(NEWS, "asia") == changed
@@ -83,7 +86,7 @@ def test_rules_are_created_described_listed_and_deleted(site: Site) -> None:
     rule = RuleDescription("sport", SqlFilter("kind = 'sport'"))
     manager.create_rule(NEWS, "eu", rule)
     assert manager.get_rule(NEWS, "eu", "SPORT") == rule
-    assert [one.name for one in manager.list_rules(NEWS, "eu")] == ["$Default", "sport"]
+    assert [rule.name for rule in manager.list_rules(NEWS, "eu")] == ["$Default", "sport"]
     manager.delete_rule(NEWS, "eu", "$Default")
     assert manager.rule_exists(NEWS, "eu", "sport")
     assert not manager.rule_exists(NEWS, "eu", "$Default")
@@ -157,10 +160,10 @@ def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
     received.dead_letter()
     later = site.clock.now() + timedelta(hours=1)
     site.factory.create_message_sender(ORDERS).schedule(message(), later)
-    held = site.manager.get_runtime_properties(ORDERS)
-    assert held.active_message_count == 2
-    assert held.dead_letter_message_count == 1
-    assert held.scheduled_message_count == 1
+    found = site.manager.get_runtime_properties(ORDERS)
+    assert found.active_message_count == 2
+    assert found.dead_letter_message_count == 1
+    assert found.scheduled_message_count == 1
     assert site.manager.get_runtime_properties(NEWS).subscription_count == 1
 
 

@@ -117,7 +117,7 @@ def test_browsing_shows_also_what_is_deferred_or_scheduled_and_locks_nothing(sit
     )
     site.pass_time(minutes=2)
     found = receiver.peek(max_messages=9)
-    assert {one.body.decode(): one.state for one in found} == {
+    assert {item.body.decode(): item.state for item in found} == {
         "active": MessageState.ACTIVE,
         "deferred": MessageState.DEFERRED,
         "scheduled": MessageState.SCHEDULED,
@@ -125,7 +125,7 @@ def test_browsing_shows_also_what_is_deferred_or_scheduled_and_locks_nothing(sit
     assert bodies(receiver.peek(from_sequence_number=(second.sequence_number or 0) + 1)) == [
         "scheduled"
     ]
-    assert all(one.lock_token is None for one in found)
+    assert all(item.lock_token is None for item in found)
 
 
 def test_iterating_gives_messages_as_they_come_until_the_receiver_is_closed(site: Site) -> None:
@@ -165,7 +165,7 @@ def test_a_deferred_message_comes_back_only_by_its_number(site: Site) -> None:
     deferred[0].defer()
     receiver.defer(deferred[1:])
     assert receiver.receive(NOW) is None
-    numbers = [one.sequence_number or 0 for one in deferred]
+    numbers = [item.sequence_number or 0 for item in deferred]
     assert bodies(receiver.receive_deferred(numbers[0])) == ["1"]
     (second, third) = receiver.receive_deferred(numbers[1:])
     second.complete()
@@ -187,11 +187,11 @@ def test_a_dead_lettered_message_says_why_in_the_dead_letter_queue(site: Site) -
 def test_several_messages_are_settled_in_one_operation(site: Site) -> None:
     site.send(*"123456")
     receiver = site.receiver()
-    one, two, three, four, five, six = receiver.receive_batch(9, NOW)
-    receiver.complete([one, two])
-    receiver.abandon([three])
-    receiver.defer([four])
-    receiver.dead_letter([five, six], "reason")
+    first, second, third, fourth, fifth, sixth = receiver.receive_batch(9, NOW)
+    receiver.complete([first, second])
+    receiver.abandon([third])
+    receiver.defer([fourth])
+    receiver.dead_letter([fifth, sixth], "reason")
     receiver.complete([])
     assert bodies(receiver.peek(max_messages=9)) == ["3", "4"]
     assert site.take(dead_letter_path(ORDERS)) == ["5", "6"]
@@ -264,7 +264,7 @@ def test_closing_gives_back_what_was_fetched_ahead_and_not_read(site: Site) -> N
         got(receiver.receive(NOW)).complete()
     left = site.receiver().receive_batch(9, NOW)
     assert bodies(left) == ["2", "3", "4", "5"]
-    assert [one.delivery_count for one in left] == [0] * 4
+    assert [item.delivery_count for item in left] == [0] * 4
 
 
 def test_an_iteration_that_is_broken_off_leaves_nothing_locked_but_what_was_read(
@@ -351,13 +351,13 @@ def test_a_lock_is_renewed_no_longer_than_asked_for(site: Site) -> None:
 def test_what_was_settled_is_not_renewed(site: Site) -> None:
     site.send("done", "held")
     with site.receiver(RENEWED) as receiver:
-        done, held = receiver.receive_batch(2, NOW)
+        done, found = receiver.receive_batch(2, NOW)
         done.abandon()
         site.pass_time(seconds=40)
         site.observed.wait_for(RenewLocks, 1)
         site.pass_time(seconds=40)
         site.observed.wait_for(RenewLocks, 2)
-        held.complete()
+        found.complete()
     assert site.observed.count(RenewLocks) == 2
     assert site.take() == ["done"]
 

@@ -78,10 +78,10 @@ def test_a_scheduled_message_appears_when_its_time_has_come(site: Site) -> None:
 def test_scheduled_messages_can_be_cancelled_one_or_several_at_once(site: Site) -> None:
     sender = site.factory.create_message_sender(ORDERS)
     at = site.clock.now() + timedelta(hours=1)
-    one, two, three = sender.schedule([message("1"), message("2"), message("3")], at)
-    sender.cancel_scheduled(one)
-    sender.cancel_scheduled([two])
-    assert [m.sequence_number for m in site.receiver().peek(max_messages=9)] == [three]
+    first, second, third = sender.schedule([message("1"), message("2"), message("3")], at)
+    sender.cancel_scheduled(first)
+    sender.cancel_scheduled([second])
+    assert [m.sequence_number for m in site.receiver().peek(max_messages=9)] == [third]
     site.pass_time(hours=1)
     assert site.take() == ["3"]
 
@@ -118,9 +118,9 @@ def test_one_message_that_is_too_large_fails_alone(site: Site) -> None:
     large = BrokeredMessage(body=bytes(MAX_MESSAGE_BYTES + 1))
     sent = [message(str(number)) for number in range(50)]
     with site.factory.create_message_sender(ORDERS).pipelined() as pipeline:
-        before = [pipeline.send(one) for one in sent[:25]]
+        before = [pipeline.send(item) for item in sent[:25]]
         alone = pipeline.send(large)
-        after = [pipeline.send(one) for one in sent[25:]]
+        after = [pipeline.send(item) for item in sent[25:]]
     assert isinstance(alone.exception(timeout=0), MessageSizeExceededError)
     assert [future.exception(timeout=0) for future in before + after] == [None] * 50
     assert sorted(site.take()) == sorted(bodies(sent))

@@ -65,7 +65,7 @@ def test_the_next_session_with_messages_can_be_accepted(site: Site) -> None:
         assert session.locked_until_utc == site.clock.now() + timedelta(minutes=1)
 
 
-def test_a_session_is_held_by_one_and_free_when_closed(site: Site) -> None:
+def test_a_session_is_locked_by_one_receiver_and_free_when_closed(site: Site) -> None:
     queue = site.factory.create_queue_client(SESSIONS)
     with queue.accept_message_session("a", NOW), pytest.raises(SessionCannotBeLockedError):
         queue.accept_message_session("a", NOW)

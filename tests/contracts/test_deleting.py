@@ -78,7 +78,7 @@ def test_messages_of_a_session_are_deleted_by_its_holder(world: World) -> None:
         delete(world)
     lock = accept(world, "s")
     assert delete(world, session=lock) == 2
-    assert [one.session_id for one in peek(world)] == ["t", "t"]
+    assert [item.session_id for item in peek(world)] == ["t", "t"]
     world.ask(ReleaseSession(QUEUE, lock))
     with pytest.raises(SessionLockLostError):
         delete(world, session=lock)

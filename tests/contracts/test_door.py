@@ -582,7 +582,9 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[tuple[str, int]]:
     """Return the keys of the refusals that were logged, and how many were suppressed before."""
     found = [getattr(line, "facts", {}) for line in caplog.records]
     return [
-        (told["key"], told["suppressed"]) for told in found if told.get("event") == "refused_key"
+        (reported["key"], reported["suppressed"])
+        for reported in found
+        if reported.get("event") == "refused_key"
     ]
 
 

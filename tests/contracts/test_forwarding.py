@@ -280,7 +280,7 @@ def test_forwarding_can_be_switched_on_and_off(world: World) -> None:
 def test_a_forwarding_queue_ignores_duplicates(world: World) -> None:
     queue(world, "home")
     queue(world, "door", forward_to="home", requires_duplicate_detection=True)
-    one = message("a", message_id="m")
-    send(world, one, path="door")
-    send(world, one, path="door")
+    sent = message("a", message_id="m")
+    send(world, sent, path="door")
+    send(world, sent, path="door")
     assert take(world, "home") == ["a"]

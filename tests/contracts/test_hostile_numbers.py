@@ -136,7 +136,7 @@ every_number = pytest.mark.parametrize("numbers", (HUGE | ODD).values(), ids=HUG
 
 KEY = SharedAccessKey(name="k", claims=(Claim.SEND,), primary="p" * 20, secondary="s" * 20)
 LOCK = SessionLock("s", UUID(int=1))
-WHOLE: list[Command[Any]] = [
+COMMANDS: list[Command[Any]] = [
     Peek(ORDERS),
     Receive(ORDERS, session=LOCK),
     RenewSession(ORDERS, LOCK),
@@ -156,7 +156,7 @@ WHOLE: list[Command[Any]] = [
 ]
 
 
-every_whole = pytest.mark.parametrize("command", WHOLE, ids=lambda one: type(one).__name__)
+every_whole = pytest.mark.parametrize("command", COMMANDS, ids=lambda value: type(value).__name__)
 
 
 def decoded(plain: Any, blobs: bytes = b"") -> Any:
@@ -229,18 +229,18 @@ def test_an_origin_within_origins_is_read_or_refused(depth: int) -> None:
     assert isinstance(read(frame), Send | InvalidArgumentError)
 
 
-def replaced(plain: Any, other: Any) -> Iterator[Any]:
+def replaced(plain: Any, second: Any) -> Iterator[Any]:
     """Give a value as often as it has parts, each time with another in place of one of them."""
-    yield other
+    yield second
     if not isinstance(plain, dict | list):
         return
     for name in list(plain) if isinstance(plain, dict) else range(len(plain)):
-        for part in replaced(plain[name], other) if name != "$" else ():
-            if name == "items" and part is other:
+        for part in replaced(plain[name], second) if name != "$" else ():
+            if name == "items" and part is second:
                 continue  # a map of anything is a map
-            whole: Any = plain.copy()
-            whole[name] = part
-            yield whole
+            changed: Any = plain.copy()
+            changed[name] = part
+            yield changed
 
 
 def plain_of(command: Command[Any]) -> Any:
@@ -262,7 +262,7 @@ def test_a_huge_run_where_none_belongs_is_refused(command: Command[Any]) -> None
 @pytest.mark.parametrize(
     "numbers", [range(2**24), range(2**62), range(2**70), range(-(2**70), 0)], ids=str
 )
-def test_a_client_is_told_before_anything_travels(numbers: range) -> None:
+def test_a_client_is_refused_before_anything_travels(numbers: range) -> None:
     for make in (
         lambda: Origin(SENDER, numbers),
         lambda: CancelScheduled(ORDERS, numbers),
@@ -303,7 +303,7 @@ class Server:
         """An honest client goes on, and the broker had nothing to heal."""
         self.honest.create_message_sender(OTHER).send(BrokeredMessage(b"honest"))
         receiver = self.honest.create_message_receiver(OTHER)
-        assert [one.body for one in receiver.receive_batch(10)] == [b"honest"]
+        assert [message.body for message in receiver.receive_batch(10)] == [b"honest"]
         assert self.namespace.engine.restarts == 0
         assert list(self.directory.glob("diagnostics/*")) == []
 
@@ -354,18 +354,18 @@ def test_a_run_in_any_place_harms_nobody(server: Server, command: Command[Any], 
     server.assert_unharmed()
 
 
-@pytest.mark.parametrize("other", [5, [1], True, "text"], ids=str)
+@pytest.mark.parametrize("wrong", [5, [1], True, "text"], ids=str)
 @pytest.mark.parametrize(
     "command",
-    [one for one in WHOLE if isinstance(one, CreateRule)],
-    ids=lambda one: type(one.rule.filter).__name__,
+    [item for item in COMMANDS if isinstance(item, CreateRule)],
+    ids=lambda value: type(value.rule.filter).__name__,
 )
 def test_a_rule_with_a_value_of_another_type_harms_nobody(
-    server: Server, command: CreateRule, other: Any
+    server: Server, command: CreateRule, wrong: Any
 ) -> None:
     hostile = server.exchange()
     sender = server.honest.create_message_sender(NEWS)
-    for plain in replaced(plain_of(command), other):
+    for plain in replaced(plain_of(command), wrong):
         answer = hostile.ask(plain)
         assert not isinstance(answer, MessagingError) or answer.fault is FaultOwner.CALLER, plain
         sender.send(BrokeredMessage(b"honest", message_id="m", subject="a"))
@@ -427,4 +427,4 @@ def test_the_honest_part_of_the_backlog_is_taken_while_numbers_are_refused(serve
         sender.send(BrokeredMessage(text))
     assert [type(error) for _, error in hostile.all_replies(3)] == [InvalidArgumentError] * 3
     found = server.honest.create_message_receiver(ORDERS).receive_batch(10)
-    assert [one.body for one in found] == [b"a", b"b", b"c"]
+    assert [message.body for message in found] == [b"a", b"b", b"c"]

@@ -345,9 +345,9 @@ def test_dead_letters_do_not_count_in_the_size(world: World) -> None:
 def test_scheduled_messages_count_in_the_size(world: World) -> None:
     world.need(Capability.METERING)
     queue(world)
-    one = message("a", scheduled_enqueue_time_utc=later(world, hours=1))
-    send(world, one)
-    assert runtime(world).size_in_bytes == one.size
+    item = message("a", scheduled_enqueue_time_utc=later(world, hours=1))
+    send(world, item)
+    assert runtime(world).size_in_bytes == item.size
 
 
 def test_an_entity_tells_when_it_was_created_and_changed(world: World) -> None:

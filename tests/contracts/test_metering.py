@@ -39,11 +39,11 @@ def metered(world: World, operation: str, path: str = QUEUE) -> dict[str, dict[s
 
 def test_a_send_is_one_operation(world: World) -> None:
     queue(world)
-    one = message("a")
-    send(world, one)
+    item = message("a")
+    send(world, item)
     row = metered(world, "Send")["ok"]
     assert (row["count"], row["messages"], row["units"]) == (1, 1, 1)
-    assert row["bytes"] == one.size
+    assert row["bytes"] == item.size
 
 
 def test_operations_add_up(world: World) -> None:
@@ -91,9 +91,9 @@ def test_each_entity_is_metered_apart(world: World) -> None:
 @pytest.mark.parametrize(("size", "units"), [(1, 1), (UNIT, 1), (UNIT + 1, 2), (3 * UNIT, 3)])
 def test_a_message_is_metered_in_units_of_64_kilobytes(world: World, size: int, units: int) -> None:
     queue(world)
-    one = message("x" * (size - 1), message_id="m")
-    assert one.size == size
-    send(world, one)
+    item = message("x" * (size - 1), message_id="m")
+    assert item.size == size
+    send(world, item)
     receive(world)
     assert metered(world, "Send")["ok"]["units"] == units
     assert metered(world, "Receive")["ok"]["units"] == units

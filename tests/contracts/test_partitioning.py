@@ -107,10 +107,10 @@ def test_scheduled_messages_of_a_partitioned_queue_are_cancelled(world: World) -
 
 def test_a_waiting_receive_gets_a_message_of_any_partition(world: World) -> None:
     partitioned(world)
-    for one in spread(20):
+    for item in spread(20):
         waiting = start(world, Receive(QUEUE, wait=timedelta(seconds=30)))
-        send(world, one)
-        assert outcome(waiting) == [one.body.decode()]
+        send(world, item)
+        assert outcome(waiting) == [item.body.decode()]
 
 
 def test_dead_letters_of_all_partitions_are_in_one_queue(world: World) -> None:

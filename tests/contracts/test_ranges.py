@@ -218,10 +218,10 @@ def test_reading_a_range_takes_no_more_bytes_than_asked(world: World) -> None:
     queue(world)
     send(world, *["x" * 1024] * 10)
     leased = lease(world)
-    some = ReadRange(QUEUE, leased.epoch, leased.first, leased.last, max_bytes=3500)
-    assert world.ask(some).num_rows == 3
-    one = ReadRange(QUEUE, leased.epoch, leased.first, leased.last, max_bytes=1)
-    assert world.ask(one).num_rows == 1
+    part = ReadRange(QUEUE, leased.epoch, leased.first, leased.last, max_bytes=3500)
+    assert world.ask(part).num_rows == 3
+    item = ReadRange(QUEUE, leased.epoch, leased.first, leased.last, max_bytes=1)
+    assert world.ask(item).num_rows == 1
 
 
 def test_settled_messages_are_not_read(world: World) -> None:
@@ -625,11 +625,11 @@ def test_a_lease_nobody_could_fill_ends_with_nothing(world: World) -> None:
 def test_in_order_nothing_behind_the_messages_of_another_is_leased(world: World) -> None:
     queue(world)
     send(world, "a", "b", "c")
-    held = lease(world, "one", count=1)
+    found = lease(world, "one", count=1)
     assert world.ask(LeaseRange(QUEUE, "two", MANY, past=())) is None
     waiting = wait_for_lease(world, "two")
     assert not waiting.done()
-    settle_all(world, held)
+    settle_all(world, found)
     leased = waiting.result(timeout=10)
     assert leased is not None
     assert (leased.message_count, leased.waited_for) == (2, "one")
@@ -648,9 +648,9 @@ def test_in_order_only_leases_that_are_named_are_passed_over(world: World) -> No
 def test_in_order_a_lease_ends_before_what_a_receiver_has(world: World) -> None:
     queue(world)
     send(world, "a", "b")
-    held = receive_one(world)
+    found = receive_one(world)
     assert world.ask(LeaseRange(QUEUE, "one", MANY, past=())) is None
-    abandon(world, held)
+    abandon(world, found)
     leased = world.ask(LeaseRange(QUEUE, "one", MANY, past=()))
     assert leased is not None
     assert read(world, leased) == ["a", "b"]

@@ -242,7 +242,7 @@ def test_waiting_receives_get_different_messages(world: World) -> None:
     queue(world)
     waiting = [start(world, Receive(QUEUE, wait=HOUR)) for _ in range(3)]
     send(world, "a", "b", "c")
-    assert sorted(body for one in waiting for body in outcome(one)) == ["a", "b", "c"]
+    assert sorted(body for item in waiting for body in outcome(item)) == ["a", "b", "c"]
 
 
 def test_the_receive_that_waited_longest_is_served_first(world: World) -> None:
@@ -407,5 +407,5 @@ def test_many_commands_in_flight_deliver_each_message_once(world: World) -> None
     queue(world)
     sends = [world.namespace.submit(Send(QUEUE, [message(str(n))])) for n in range(50)]
     polls = [world.namespace.submit(Receive(QUEUE, wait=HOUR)) for _ in range(50)]
-    assert all(len(one.result(timeout=10).sequence_numbers) == 1 for one in sends)
-    assert sorted(int(body) for one in polls for body in outcome(one)) == list(range(50))
+    assert all(len(item.result(timeout=10).sequence_numbers) == 1 for item in sends)
+    assert sorted(int(body) for poll in polls for body in outcome(poll)) == list(range(50))

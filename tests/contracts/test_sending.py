@@ -252,9 +252,9 @@ def test_a_batch_may_be_larger_than_one_message(world: World) -> None:
 
 def test_a_batch_of_too_many_messages_is_refused(world: World) -> None:
     queue(world)
-    one = to_batch([message("")])
+    item = to_batch([message("")])
     with pytest.raises(InvalidArgumentError):
-        world.ask(Send(QUEUE, one.take([0] * (MAX_BATCH_MESSAGES + 1))))
+        world.ask(Send(QUEUE, item.take([0] * (MAX_BATCH_MESSAGES + 1))))
 
 
 def test_a_large_batch_arrives_whole(world: World) -> None:

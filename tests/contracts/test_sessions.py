@@ -110,14 +110,14 @@ def test_a_named_session_without_messages_is_accepted(world: World) -> None:
     assert receive(world, session=lock) == []
 
 
-def test_a_held_session_cannot_be_accepted(world: World) -> None:
+def test_a_locked_session_cannot_be_accepted(world: World) -> None:
     sessions(world)
     accept(world, "s")
     with pytest.raises(SessionCannotBeLockedError):
         accept(world, "s")
 
 
-def test_different_sessions_are_held_at_the_same_time(world: World) -> None:
+def test_different_sessions_are_locked_at_the_same_time(world: World) -> None:
     sessions(world)
     send(world, of("red", "r"), of("blue", "b"))
     red, blue = accept(world, "red"), accept(world, "blue")
@@ -132,7 +132,7 @@ def test_the_next_available_session_is_one_with_messages(world: World) -> None:
     assert accept(world).session_id == "full"
 
 
-def test_the_next_available_session_is_held_by_no_one_else(world: World) -> None:
+def test_the_next_available_session_is_not_locked(world: World) -> None:
     sessions(world)
     send(world, of("red"), of("blue"))
     assert {accept(world).session_id, accept(world).session_id} == {"red", "blue"}
@@ -162,7 +162,7 @@ def test_the_wait_for_the_next_session_fails_when_it_is_over(world: World) -> No
         waiting.result(timeout=10)
 
 
-def test_the_wait_for_a_held_session_ends_when_it_is_released(world: World) -> None:
+def test_the_wait_for_a_locked_session_ends_when_it_is_released(world: World) -> None:
     sessions(world)
     lock = accept(world, "s")
     waiting = start(world, AcceptSession(QUEUE, "s", wait=HOUR))
@@ -170,7 +170,7 @@ def test_the_wait_for_a_held_session_ends_when_it_is_released(world: World) -> N
     assert waiting.result(timeout=10).lock.lock_token != lock.lock_token
 
 
-def test_the_wait_for_a_held_session_ends_when_its_lock_lapses(world: World) -> None:
+def test_the_wait_for_a_locked_session_ends_when_its_lock_lapses(world: World) -> None:
     sessions(world)
     accept(world, "s")
     waiting = start(world, AcceptSession(QUEUE, "s", wait=HOUR))
@@ -314,7 +314,7 @@ def test_a_session_lock_holds_until_the_end_of_the_lock_duration(world: World) -
         accept(world, "s")
 
 
-def test_a_renewed_session_is_held_for_another_lock_duration(world: World) -> None:
+def test_a_renewed_session_is_locked_for_another_lock_duration(world: World) -> None:
     sessions(world)
     lock = accept(world, "s")
     world.wait(seconds=40)
@@ -372,14 +372,14 @@ def test_a_released_session_gives_its_locked_messages_back(world: World) -> None
     sessions(world)
     send(world, of("s", "a"), of("s", "b"))
     lock = accept(world, "s")
-    held = receive_one(world, session=lock)
+    found = receive_one(world, session=lock)
     world.ask(ReleaseSession(QUEUE, lock))
     with pytest.raises(MessagingError):
-        complete(world, held)
+        complete(world, found)
     assert bodies(receive(world, session=accept(world, "s"))) == ["a", "b"]
 
 
-def test_a_released_session_is_no_longer_held(world: World) -> None:
+def test_a_released_session_is_no_longer_locked(world: World) -> None:
     sessions(world)
     send(world, of("s"))
     lock = accept(world, "s")

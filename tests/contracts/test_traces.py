@@ -241,7 +241,9 @@ def test_every_trace_of_a_drained_batch_has_a_drain_up_to_a_bound(
     local.fail_over(ORDERS)
     contexts = [f"00-{at:032x}-{at:016x}-01" for at in range(1, MAX_TRACED_CONTEXTS + 2)]
     unsampled = "00-33333333333333333333333333333333-4444444444444444-00"
-    batch = [message(application_properties={"traceparent": one}) for one in [unsampled, *contexts]]
+    batch = [
+        message(application_properties={"traceparent": item}) for item in [unsampled, *contexts]
+    ]
     local.sender().send_batch(batch)
     bring_home_to_healed(local)
     drained = {trace_id(span) for span in traces.spans("drain")}
@@ -257,7 +259,7 @@ def test_columns_carry_the_context_of_their_send_beside_their_properties(
     local.sender().send_batch(to_batch(batch))
     carried = {"traceparent": traceparent(traces.span("send"))}
     with receiver(local) as orders:
-        found = [dict(one.application_properties) for one in orders.receive_batch(5, NOW)]
+        found = [dict(item.application_properties) for item in orders.receive_batch(5, NOW)]
     assert found == [own | carried, carried, own | carried]
 
 
@@ -292,7 +294,7 @@ def test_prefetched_messages_have_a_span_when_the_application_receives_them(
         assert len(traces.spans("receive")) == 1
         orders.receive(NOW)
     first, second = traces.spans("receive")
-    assert [trace_id(first), trace_id(second)] == [trace_id(one) for one in traces.spans("send")]
+    assert [trace_id(first), trace_id(second)] == [trace_id(span) for span in traces.spans("send")]
 
 
 def test_a_subscription_is_named_beside_its_topic(local: Pair, traces: Traces) -> None:
@@ -320,4 +322,4 @@ def test_without_a_tracer_provider_messages_are_as_they_were(local: Pair) -> Non
         local.send()
     finally:
         tracing.disable()
-    assert [one.application_properties for one in local.primary.peek()] == [{}]
+    assert [item.application_properties for item in local.primary.peek()] == [{}]

@@ -194,18 +194,18 @@ def test_a_transfer_is_taken_whole_or_not_at_all(world: World) -> None:
 
 def test_a_duplicate_that_is_transferred_is_ignored(world: World) -> None:
     queue(world, requires_duplicate_detection=True)
-    one = message("a", message_id="m")
-    send(world, one)
-    receipt = world.ask(Send(QUEUE, [one], Origin(BACKLOG, [1])))
+    item = message("a", message_id="m")
+    send(world, item)
+    receipt = world.ask(Send(QUEUE, [item], Origin(BACKLOG, [1])))
     assert list(receipt.sequence_numbers) == [0]
     assert take(world) == ["a"]
 
 
 def test_a_transferred_message_is_remembered_as_a_duplicate(world: World) -> None:
     queue(world, requires_duplicate_detection=True)
-    one = message("a", message_id="m")
-    world.ask(Send(QUEUE, [one], Origin(BACKLOG, [1])))
-    assert send(world, one) == [0]
+    item = message("a", message_id="m")
+    world.ask(Send(QUEUE, [item], Origin(BACKLOG, [1])))
+    assert send(world, item) == [0]
 
 
 def test_a_transfer_beyond_the_duplicate_window_is_still_known(world: World) -> None:

@@ -70,21 +70,21 @@ def send(world: World, *messages: BrokeredMessage | str, path: str = QUEUE) -> l
     sent = [message(m) if isinstance(m, str) else m for m in messages]
     if Capability.RECEIPT_NUMBERS in world.namespace.capabilities:
         return list(world.ask(Send(path, sent)).sequence_numbers)
-    before = {number for _, number in _held(world, path)}
+    before = {number for _, number in _waiting_in(world, path)}
     receipt: SendReceipt = world.ask(Send(path, sent))
     if any(receipt.sequence_numbers):
         return list(receipt.sequence_numbers)
-    new = {name: number for name, number in _held(world, path) if number not in before}
-    return [new.pop(one.message_id, 0) for one in sent]
+    new = {name: number for name, number in _waiting_in(world, path) if number not in before}
+    return [new.pop(item.message_id, 0) for item in sent]
 
 
-def _held(world: World, path: str) -> list[tuple[str, int]]:
+def _waiting_in(world: World, path: str) -> list[tuple[str, int]]:
     """Look up ids and numbers of the messages in a queue; a topic has none."""
     try:
         found = to_messages(world.namespace.ask(Peek(path, 0, MANY), 10))
     except MessagingError:
         return []
-    return [(one.message_id, one.sequence_number or 0) for one in found]
+    return [(item.message_id, item.sequence_number or 0) for item in found]
 
 
 def receive(

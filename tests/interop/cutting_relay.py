@@ -38,8 +38,8 @@ class CuttingRelay:
         self._silenced = set(self._sockets)
 
     def close(self) -> None:
-        for one in (self._listener, *self._sockets):
-            one.close()
+        for item in (self._listener, *self._sockets):
+            item.close()
 
     def _accept(self) -> None:
         with suppress(OSError):  # closed

@@ -215,7 +215,7 @@ def test_a_name_with_slashes_is_one_name(bus: Bus, admin: ServiceBusAdministrati
     admin.create_topic(path)
     admin.create_subscription(path, "all")
     assert admin.get_topic(path).name == path
-    assert [one.name for one in admin.list_subscriptions(path)] == ["all"]
+    assert [item.name for item in admin.list_subscriptions(path)] == ["all"]
     bus.manager.get_subscription(path, "all")
     admin.delete_subscription(path, "all")
     admin.delete_topic(path)
@@ -256,18 +256,18 @@ def test_lists_come_in_pages(bus: Bus, admin: ServiceBusAdministrationClient) ->
         admin.create_topic(f"{topic}-{name}-topic")
         admin.create_subscription(topic, name)
         admin.create_rule(topic, "page-0", name, filter=FalseRuleFilter())
-    assert [one.name for one in admin.list_subscriptions(topic, max_page_size=2)] == names
-    rules = [one.name for one in admin.list_rules(topic, "page-0", max_page_size=2)]
+    assert [item.name for item in admin.list_subscriptions(topic, max_page_size=2)] == names
+    rules = [rule.name for rule in admin.list_rules(topic, "page-0", max_page_size=2)]
     assert rules == ["$Default", *names]
-    queues = [one.name for one in admin.list_queues(max_page_size=2)]
+    queues = [queue.name for queue in admin.list_queues(max_page_size=2)]
     assert [name for name in queues if name.startswith(topic)] == [f"{topic}-{n}" for n in names]
     assert queues == [queue.path for queue in bus.manager.list_queues()]
-    topics = [one.name for one in admin.list_topics(max_page_size=2)]
-    assert topics == [one.path for one in bus.manager.list_topics()]
+    topics = [topic.name for topic in admin.list_topics(max_page_size=2)]
+    assert topics == [topic.path for topic in bus.manager.list_topics()]
     third = list(admin.list_subscriptions(topic, start_index=4, max_page_size=2))
-    assert [one.name for one in third] == names[4:]
+    assert [item.name for item in third] == names[4:]
     counted = list(admin.list_subscriptions_runtime_properties(topic, max_page_size=2))
-    assert [one.name for one in counted] == names
+    assert [item.name for item in counted] == names
     assert list(admin.list_subscriptions(topic, start_index=100)) == []
 
 

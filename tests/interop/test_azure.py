@@ -114,7 +114,7 @@ def test_a_message_without_an_id_gets_the_same_one_each_time_it_is_sent(
     for _ in range(2):
         bus.azure.ask(Send(path, batch, Origin(source, [3, 4])), 10)
     ids = [message_id_of(source, number) for number in (3, 4)]
-    assert [one.message_id for one in sent(bus, path)] == ids * 2
+    assert [message.message_id for message in sent(bus, path)] == ids * 2
 
 
 def test_a_message_that_is_brought_home_carries_its_origin(bus: Site, path: str) -> None:
@@ -138,8 +138,8 @@ def test_a_batch_that_does_not_fit_one_of_amqp_goes_as_several_in_order(
     bus: Site, path: str
 ) -> None:
     bodies = [bytes([number]) * 100_000 for number in range(7)]
-    bus.azure.ask(Send(path, [BrokeredMessage(one) for one in bodies]), 10)
-    assert [one.body for one in sent(bus, path)] == bodies
+    bus.azure.ask(Send(path, [BrokeredMessage(body) for body in bodies]), 10)
+    assert [message.body for message in sent(bus, path)] == bodies
 
 
 @pytest.mark.parametrize("is_scheduled", [False, True])
@@ -171,7 +171,7 @@ def test_submitted_sends_to_one_entity_keep_their_order(bus: Site, path: str) ->
     ]
     for future in futures:
         future.result(10)
-    assert [int(one.body) for one in sent(bus, path)] == list(range(100))
+    assert [int(message.body) for message in sent(bus, path)] == list(range(100))
 
 
 def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
@@ -193,12 +193,12 @@ def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path:
 
 def test_a_long_receive_holds_up_nothing_else(bus: Site, path: str) -> None:
     waiting = [started(bus, Receive(path, wait=HOUR)) for _ in range(3)]
-    other = bus.queue(f"other-{uuid4().hex}")
-    bus.azure.ask(Send(other, [BrokeredMessage(b"a")]), 10)
-    assert bus.azure.ask(Receive(other), 10).num_rows == 1
-    assert not any(one.done() for one in waiting)
+    second = bus.queue(f"other-{uuid4().hex}")
+    bus.azure.ask(Send(second, [BrokeredMessage(b"a")]), 10)
+    assert bus.azure.ask(Receive(second), 10).num_rows == 1
+    assert not any(message.done() for message in waiting)
     bus.azure.ask(Send(path, [BrokeredMessage(b"a")] * 3), 10)
-    assert sum(one.result(10).num_rows for one in waiting) == 3
+    assert sum(message.result(10).num_rows for message in waiting) == 3
 
 
 def test_a_message_is_settled_while_another_receive_waits_on_its_link(bus: Site, path: str) -> None:

@@ -100,9 +100,9 @@ class Site:
             client.get_queue_receiver(path) as receiver,
         ):
             while messages := receiver.receive_messages(500, max_wait_time=1):
-                found += [body(one).decode() for one in messages]
-                for one in messages:
-                    receiver.complete_message(one)
+                found += [body(message).decode() for message in messages]
+                for message in messages:
+                    receiver.complete_message(message)
         return found
 
     def restore(self) -> None:
@@ -506,15 +506,15 @@ def test_a_diverted_message_comes_home_as_it_was_sent(own: Site) -> None:
             )
         )
         with own.secondary.factory() as backlog:
-            held = [
-                one
+            found = [
+                message
                 for index in range(2)
-                for one in backlog.create_queue_client(f"shop/x-servicebus-transfer/{index}").peek(
-                    0, 10
-                )
+                for message in backlog.create_queue_client(
+                    f"shop/x-servicebus-transfer/{index}"
+                ).peek(0, 10)
             ]
-        assert [one.application_properties[PATH] for one in held] == ["orders"]
-        assert held[0].time_to_live is None
+        assert [message.application_properties[PATH] for message in found] == ["orders"]
+        assert found[0].time_to_live is None
     own.primary.start(ENTITIES)
     own.bring_home()
     with (
@@ -547,9 +547,9 @@ def test_code_on_the_sdk_keeps_its_order_through_an_outage(own: Site) -> None:
         application.go_on()
     own.bring_home()
     first_places = list(dict.fromkeys(own.received()))  # sb:// may enqueue a message twice
-    assert [one for one in first_places if one in application.acknowledged] == (
-        application.acknowledged
-    )
+    assert [
+        first_place for first_place in first_places if first_place in application.acknowledged
+    ] == (application.acknowledged)
 
 
 def test_both_down_is_a_connection_error_of_the_sdk(own: Site) -> None:

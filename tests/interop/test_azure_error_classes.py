@@ -38,7 +38,7 @@ from twinbus.namespace.azure_sending import send
 from twinbus.protocol.commands import Command, CreateEntity, GetEntity, Receive, Send
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # of the SDK
-ONE = Send(QUEUE, [BrokeredMessage(b"a")])
+SINGLE_SEND = Send(QUEUE, [BrokeredMessage(b"a")])
 BY_CONDITION: dict[type[BaseException], str] = {
     sdk.MessageSizeExceededError: "amqp:link:message-size-exceeded",
     sdk.ServiceBusQuotaExceededError: "amqp:resource-limit-exceeded",
@@ -75,7 +75,7 @@ def bus(shared: Site) -> Iterator[Site]:
     gc.collect()  # sockets that the SDK dropped, while their warnings are expected
 
 
-def raised(where: AzureNamespace, command: Command[Any] = ONE) -> BaseException:
+def raised(where: AzureNamespace, command: Command[Any] = SINGLE_SEND) -> BaseException:
     """Return what the SDK raised when a namespace was asked."""
     with pytest.raises(MessagingError) as caught:
         where.ask(command, 10)
@@ -91,15 +91,15 @@ def at(bus: Site, **changes: Any) -> "closing[AzureNamespace]":
 def broken(bus: Site, harm: Callable[[Any], object]) -> BaseException:
     """Return what the SDK raises for a send on a link that is harmed as by a race."""
     with at(bus) as azure:
-        azure.ask(ONE, 10)
-        [link] = [one for links in azure._links._idle.values() for one in links if one.is_open]
+        azure.ask(SINGLE_SEND, 10)
+        [link] = [link for links in azure._links._idle.values() for link in links if link.is_open]
         harm(link.sdk)
         return _send_error(link)
 
 
 def _send_error(link: AzureLink) -> BaseException:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is the question
-        send(link, ONE, 5)
+        send(link, SINGLE_SEND, 5)
     return caught.value
 
 
@@ -125,10 +125,10 @@ def peer(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 def _unanswered(bus: Site) -> BaseException:
     """Send to a server that does not answer, on an open link."""
     with at(bus) as azure:
-        azure.ask(ONE, 10)
+        azure.ask(SINGLE_SEND, 10)
         bus.refuse(Send, None)
         with pytest.raises(MessagingError) as caught:
-            azure.ask(ONE, 0.5)
+            azure.ask(SINGLE_SEND, 0.5)
         assert caught.value.__cause__ is not None
         return caught.value.__cause__
 
@@ -176,15 +176,15 @@ def _request_timeout(bus: Site) -> BaseException:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
         waiting = [socket.socket() for _ in range(4)]
-        for one in waiting:
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
+        for message in waiting:
+            message.setblocking(False)
+            message.connect_ex(full.getsockname())
         try:
             with at(bus, host="127.0.0.1", port=full.getsockname()[1]) as azure:
                 return raised(azure, GetEntity(QUEUE))
         finally:
-            for one in waiting:
-                one.close()
+            for message in waiting:
+                message.close()
 
 
 def _request(bus: Site) -> BaseException:
@@ -198,7 +198,7 @@ def _wrong_key(bus: Site, command: Command[Any]) -> BaseException:
 
 
 def _settled_twice(bus: Site) -> BaseException:
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
     client = azure_sdk.open_client(bus.connection, bus.clock)
     with client, client.get_queue_receiver(QUEUE) as receiver:
         [message] = receiver.receive_messages(1, max_wait_time=10)
@@ -218,8 +218,10 @@ def _without(name: str) -> Callable[[Any], None]:
 
 
 RECIPES: dict[type[BaseException], Callable[[Site], BaseException]] = {
-    sdk.ServiceBusAuthenticationError: lambda bus: _wrong_key(bus, ONE),
-    sdk.MessagingEntityNotFoundError: lambda bus: raised(bus.azure, Send("no", ONE.messages)),
+    sdk.ServiceBusAuthenticationError: lambda bus: _wrong_key(bus, SINGLE_SEND),
+    sdk.MessagingEntityNotFoundError: lambda bus: raised(
+        bus.azure, Send("no", SINGLE_SEND.messages)
+    ),
     sdk.OperationTimeoutError: _unanswered,
     sdk.ServiceBusCommunicationError: _communication,
     sdk.MessageAlreadySettled: _settled_twice,

@@ -43,7 +43,7 @@ from twinbus.protocol.commands import (
     Settle,
 )
 
-ONE = Send(QUEUE, [BrokeredMessage(b"a")])
+SINGLE_SEND = Send(QUEUE, [BrokeredMessage(b"a")])
 COUNTS = {  # for failover, at once or after the retry policy; the others are the caller's to see
     "amqp:resource-limit-exceeded",
     "amqp:illegal-state",
@@ -71,7 +71,7 @@ def bus(shared: Site) -> Site:
     return shared
 
 
-def failure(bus: Site, command: Send | Receive = ONE) -> MessagingError:
+def failure(bus: Site, command: Send | Receive = SINGLE_SEND) -> MessagingError:
     with pytest.raises(MessagingError) as caught:
         bus.azure.ask(command, 10)
     return caught.value
@@ -99,7 +99,7 @@ def test_a_condition_counts_for_failover_if_the_entity_is_at_fault(condition: st
 def test_an_idle_link_is_opened_again_once_where_it_may_be_the_cause(
     bus: Site, condition: str
 ) -> None:
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
     bus.relent()
     bus.refuse(Send, AmqpError("refused", condition))
     failure(bus)
@@ -116,23 +116,23 @@ def test_an_unknown_condition_is_transient(bus: Site) -> None:
 def test_a_server_that_cannot_be_reached_is_a_communication_error(bus: Site) -> None:
     nowhere = replace(bus.connection, port=1)
     with AzureNamespace(nowhere) as azure, pytest.raises(CommunicationError):
-        azure.ask(ONE, 10)
+        azure.ask(SINGLE_SEND, 10)
 
 
 def test_a_wrong_key_is_not_authorized(bus: Site) -> None:
     wrong = replace(bus.connection, key="wrong" * 8)
     with AzureNamespace(wrong) as azure:
         with pytest.raises(UnauthorizedError):
-            azure.ask(ONE, 10)
+            azure.ask(SINGLE_SEND, 10)
         with pytest.raises(UnauthorizedError):
             azure.ask(GetEntity(QUEUE), 10)
 
 
 def test_a_server_that_does_not_answer_costs_one_try(bus: Site) -> None:
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
     bus.refuse(Send, None)
     with pytest.raises(OperationTimeoutError):
-        bus.azure.ask(ONE, 0.5)
+        bus.azure.ask(SINGLE_SEND, 0.5)
 
 
 def test_a_message_that_the_link_does_not_take_is_too_large(bus: Site) -> None:
@@ -142,7 +142,11 @@ def test_a_message_that_the_link_does_not_take_is_too_large(bus: Site) -> None:
 
 
 def test_an_entity_that_does_not_exist_is_not_found(bus: Site) -> None:
-    for command in (Send("nowhere", ONE.messages), Receive("nowhere"), GetEntity("nowhere")):
+    for command in (
+        Send("nowhere", SINGLE_SEND.messages),
+        Receive("nowhere"),
+        GetEntity("nowhere"),
+    ):
         with pytest.raises(EntityNotFoundError):
             bus.azure.ask(command, 10)
 
@@ -153,19 +157,21 @@ def test_an_entity_that_exists_cannot_be_created(bus: Site) -> None:
 
 
 def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> None:
-    bus.azure.ask(ONE, 10)
-    [link] = [one for links in bus.azure._links._idle.values() for one in links if one.is_open][-1:]
+    bus.azure.ask(SINGLE_SEND, 10)
+    [link] = [link for links in bus.azure._links._idle.values() for link in links if link.is_open][
+        -1:
+    ]
     link.sdk._handler._session = None  # as the SDK leaves it for a moment
     link.sdk._handler._link = None
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
 
 
 def test_a_reset_of_an_idle_connection_is_reopened_once(bus: Site) -> None:
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
     for links in bus.azure._links._idle.values():
-        for link in (one for one in links if one.is_open):
+        for link in (link for link in links if link.is_open):
             link.sdk._handler._connection._transport.sock.close()
-    bus.azure.ask(ONE, 10)
+    bus.azure.ask(SINGLE_SEND, 10)
 
 
 def test_a_lost_lock_names_its_tokens_and_the_others_are_settled(bus: Site) -> None:

@@ -78,11 +78,11 @@ def counted(found: list[dict[str, Any]]) -> Counted:
     totals: Counted = {}
     for row in found:
         key = (row["path"], row["operation"], row["purpose"], row["outcome"])
-        held = totals.get(key, (0, 0, 0))
+        stored = totals.get(key, (0, 0, 0))
         totals[key] = (
-            held[0] + row["count"],
-            held[1] + row["messages"],
-            held[2] + row["units"],
+            stored[0] + row["count"],
+            stored[1] + row["messages"],
+            stored[2] + row["units"],
         )
     return totals
 

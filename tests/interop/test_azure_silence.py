@@ -65,7 +65,7 @@ def behind_relay(bus: Site) -> Iterator[tuple[AzureNamespace, CuttingRelay]]:
         yield azure, relay
 
 
-def one(path: str, **fields: Any) -> Send:
+def single_send(path: str, **fields: Any) -> Send:
     return Send(path, [BrokeredMessage(b"a", **fields)])
 
 
@@ -89,10 +89,10 @@ def bodies(bus: Site, path: str) -> list[bytes]:
 
 def test_a_send_that_is_not_answered_is_the_last_of_its_connection(bus: Site, path: str) -> None:
     with behind_relay(bus) as (azure, relay):
-        azure.ask(one(path), ENOUGH_S)
+        azure.ask(single_send(path), ENOUGH_S)
         relay.silence()
-        lost(azure, one(path))
-        azure.ask(one(path), ENOUGH_S)
+        lost(azure, single_send(path))
+        azure.ask(single_send(path), ENOUGH_S)
         assert len(relay.first_words) == 2
     assert len(bodies(bus, path)) == 2
 
@@ -101,10 +101,10 @@ def test_a_submitted_send_that_is_not_answered_is_the_last_of_its_connection(
     bus: Site, path: str
 ) -> None:
     with behind_relay(bus) as (azure, relay):
-        azure.ask(one(path), ENOUGH_S)
+        azure.ask(single_send(path), ENOUGH_S)
         relay.silence()
-        lost_submitted(azure, one(path))
-        azure.ask(one(path), ENOUGH_S)
+        lost_submitted(azure, single_send(path))
+        azure.ask(single_send(path), ENOUGH_S)
 
 
 def test_the_idle_connections_beside_a_silent_one_are_replaced_too(bus: Site, path: str) -> None:
@@ -114,19 +114,19 @@ def test_the_idle_connections_beside_a_silent_one_are_replaced_too(bus: Site, pa
             link.open(ENOUGH_S)
             azure._links.give_back(link)
         relay.silence()
-        lost(azure, one(path))
-        azure.ask(one(path), ENOUGH_S)
+        lost(azure, single_send(path))
+        azure.ask(single_send(path), ENOUGH_S)
 
 
 def test_a_timeout_that_the_service_reports_leaves_the_connection_in_use(
     bus: Site, path: str
 ) -> None:
     with behind_relay(bus) as (azure, relay):
-        azure.ask(one(path), ENOUGH_S)
+        azure.ask(single_send(path), ENOUGH_S)
         bus.refuse(Send, AmqpError("it took too long", "com.microsoft:timeout"))
         for _ in range(2):
             with pytest.raises(OperationTimeoutError):
-                azure.ask(one(path), ENOUGH_S)
+                azure.ask(single_send(path), ENOUGH_S)
         assert len(relay.first_words) == 1
 
 
@@ -136,7 +136,9 @@ def test_a_request_that_is_not_answered_is_the_last_of_its_connection(
 ) -> None:
     with behind_relay(bus) as (azure, relay):
         due = bus.clock.now() + HOUR
-        numbers = azure.ask(one(path, scheduled_enqueue_time_utc=due), ENOUGH_S).sequence_numbers
+        numbers = azure.ask(
+            single_send(path, scheduled_enqueue_time_utc=due), ENOUGH_S
+        ).sequence_numbers
         asked = Peek(path, 0, 1) if command is Peek else CancelScheduled(path, list(numbers))
         azure.ask(Peek(path, 0, 1), ENOUGH_S)
         relay.silence()
@@ -156,7 +158,7 @@ def test_a_receive_whose_end_is_not_confirmed_closes_its_link(
         assert relay.swallowed.wait(ENOUGH_S)
         bus.clock.advance(timedelta(seconds=1))
         assert lost_one.result(ENOUGH_S).num_rows == 0  # on another connection
-        bus.broker.ask(one(path))
+        bus.broker.ask(single_send(path))
         assert azure.ask(Receive(path, mode=mode), ENOUGH_S).num_rows == 1
 
 
@@ -171,8 +173,8 @@ def test_a_long_poll_hears_keep_alives_or_goes_on_with_another_connection(
         until(lambda: bus.broker.snapshot().open_receives > before)
         relay.silence()
         until(lambda: len(relay.first_words) == 2)
-        bus.broker.ask(one(path))
-        bus.broker.ask(one(path))  # the silent connection has the first one
+        bus.broker.ask(single_send(path))
+        bus.broker.ask(single_send(path))  # the silent connection has the first one
         assert waiting.result(ENOUGH_S).num_rows >= 1
 
 
@@ -184,7 +186,7 @@ def test_keep_alives_keep_a_long_poll_on_its_connection(
     with behind_relay(bus) as (azure, relay):
         waiting = azure.submit(Receive(path, wait=HOUR))
         until(lambda: relay.keep_alives >= 3)
-        bus.broker.ask(one(path))
+        bus.broker.ask(single_send(path))
         assert waiting.result(ENOUGH_S).num_rows == 1
         assert len(relay.first_words) == 1
 
@@ -218,7 +220,7 @@ def test_a_session_is_lost_when_its_connection_has_been_silent_for_long(
 ) -> None:
     path = bus.queue(f"sessions-{uuid4().hex}", requires_session=True)
     with behind_relay(bus) as (azure, relay):
-        bus.broker.ask(one(path, session_id="s"))
+        bus.broker.ask(single_send(path, session_id="s"))
         session = azure.ask(AcceptSession(path, "s"), ENOUGH_S).lock
         relay.silence()
         lost_submitted(azure, GetSessionState(path, session))

@@ -53,8 +53,8 @@ def send_natively(bus: Bus, path: str, *messages: BrokeredMessage) -> None:
 
 def test_a_native_client_reads_what_the_sdk_sent(bus: Bus) -> None:
     path = bus.queue()
-    held: Any = {**VALUES, "moment": MOMENT}
-    bus.sender(path).send_messages(ServiceBusMessage(b"a", application_properties=held, **FIELDS))
+    stored: Any = {**VALUES, "moment": MOMENT}
+    bus.sender(path).send_messages(ServiceBusMessage(b"a", application_properties=stored, **FIELDS))
     found = take_natively(bus, path)
     assert found.body == b"a"
     assert fields_of(found) == FIELDS
@@ -73,10 +73,10 @@ def test_the_sdk_reads_what_a_native_client_sent(bus: Bus) -> None:
     assert body(found) == b"a"
     assert found.body_type is AmqpMessageBodyType.DATA
     assert fields_of(found) == FIELDS
-    held = properties(found)
-    assert held.pop("moment") in (MOMENT, int(MOMENT.timestamp() * 1000))
-    assert held == sent
-    assert {name: type(value) for name, value in held.items()} == {
+    stored = properties(found)
+    assert stored.pop("moment") in (MOMENT, int(MOMENT.timestamp() * 1000))
+    assert stored == sent
+    assert {name: type(value) for name, value in stored.items()} == {
         name: type(value) for name, value in sent.items()
     }
 
@@ -124,9 +124,9 @@ def test_what_a_native_client_sends_on_reaches_the_sdk_unchanged(bus: Bus) -> No
     assert raw.properties.message_id == ID
     assert raw.properties.user_id == b"me"
     assert found.subject == "s"
-    held = properties(found)
-    assert held["whole"] == 7
-    assert held["moment"] in (MOMENT, int(MOMENT.timestamp() * 1000))
+    stored = properties(found)
+    assert stored["whole"] == 7
+    assert stored["moment"] in (MOMENT, int(MOMENT.timestamp() * 1000))
     assert found.sequence_number == 1
 
 

@@ -118,7 +118,9 @@ def test_a_server_with_the_ports_of_the_emulator_needs_no_port_in_the_connection
             client.get_queue_receiver("orders") as receiver,
         ):
             sender.send_messages(ServiceBusMessage("hello"))
-            assert [str(one) for one in receiver.receive_messages(max_wait_time=10)] == ["hello"]
+            assert [str(message) for message in receiver.receive_messages(max_wait_time=10)] == [
+                "hello"
+            ]
     finally:
         assert server.stop() == 0
 
@@ -141,7 +143,7 @@ def test_rules_of_the_file_choose_messages(emulator: Emulator) -> None:
                 ]
             )
         with client.get_subscription_receiver("news", "sport") as receiver:
-            assert sorted(body(one) for one in take(receiver, 2)) == [b"a", b"b"]
+            assert sorted(body(item) for item in take(receiver, 2)) == [b"a", b"b"]
         with client.get_subscription_receiver("news", "all") as receiver:
             assert len(take(receiver, 3)) == 3
 
@@ -155,11 +157,11 @@ def test_the_administration_client_sees_the_entities_of_the_file(emulator: Emula
         assert [queue.name for queue in client.list_queues()] == ["carts", "orders", "relay"]
         assert client.get_queue("orders").max_delivery_count == 3
         assert client.get_namespace_properties().name == "sbemulatorns"
-    other = text.replace(
+    second = text.replace(
         str(emulator.ports["sbemulatorns"]), str(emulator.http_ports["sbemulatorns"])
     )
     with ServiceBusAdministrationClient.from_connection_string(
-        other, connection_verify=ca
+        second, connection_verify=ca
     ) as client:
         assert client.get_topic("news").name == "news"
 
@@ -222,7 +224,7 @@ def test_a_mistake_in_the_file_is_one_line(tmp_path: Path) -> None:
     file = tmp_path / "Config.json"
     file.write_text(config(wrong))
     server = Server(tmp_path)
-    said = server.refused("--emulator-config", str(file))
-    assert "queue 'orders'" in said
-    assert "'Colour'" in said
+    output = server.refused("--emulator-config", str(file))
+    assert "queue 'orders'" in output
+    assert "'Colour'" in output
     assert not (tmp_path / "shop").exists()

@@ -97,12 +97,12 @@ def test_a_key_does_only_what_its_claims_say(bus: Bus, use: Use) -> None:
 
 
 def test_a_key_of_a_queue_opens_that_queue_alone(bus: Bus) -> None:
-    path, other = bus.queue(), bus.queue()
+    path, second = bus.queue(), bus.queue()
     key = bus.manager.create_key("own", [Claim.SEND], path)
     client = bus.client(key.name, key.primary, retry_total=0)
     send(bus, client, path)
     with pytest.raises((ServiceBusAuthorizationError, ServiceBusAuthenticationError)):
-        send(bus, client, other)
+        send(bus, client, second)
 
 
 @BOTH
@@ -161,8 +161,8 @@ def test_a_rotated_key_ends_its_links(bus: Bus) -> None:
         return False
 
     until(is_refused)
-    other = bus.sender(path, bus.client(key.name, key.secondary))
-    other.send_messages(message())
+    second = bus.sender(path, bus.client(key.name, key.secondary))
+    second.send_messages(message())
 
 
 def test_an_expired_token_ends_its_links(bus: Bus) -> None:

@@ -113,4 +113,4 @@ def test_a_waiting_receiver_gets_what_is_sent_after_a_restart(server: Server) ->
         server.stop()
         server.start()
         server.send(b"after")
-        assert [body(one) for one in waiting.result(timeout=30)] == [b"after"]
+        assert [body(message) for message in waiting.result(timeout=30)] == [b"after"]

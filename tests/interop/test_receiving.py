@@ -37,9 +37,9 @@ def test_many_are_received_at_once_and_completed(bus: Bus, path: str) -> None:
     receiver = bus.receiver(path)
     found = receiver.receive_messages(8, max_wait_time=5)
     assert b"".join(bodies(found)) == b"abcdefgh"
-    assert {one.delivery_count for one in found} == {0}
-    for one in found:
-        receiver.complete_message(one)
+    assert {message.delivery_count for message in found} == {0}
+    for item in found:
+        receiver.complete_message(item)
     assert bus.active(path) == 0
 
 
@@ -214,7 +214,7 @@ def test_browsing_locks_nothing_and_shows_every_state(bus: Bus, path: str) -> No
     receiver.defer_message(take_one(receiver))
     assert body(take_one(receiver)) == b"locked"
     found = bus.receiver(path).peek_messages(10)
-    assert {body(one): one.state for one in found} == {
+    assert {body(item): item.state for item in found} == {
         b"deferred": ServiceBusMessageState.DEFERRED,
         b"locked": ServiceBusMessageState.ACTIVE,
         b"active": ServiceBusMessageState.ACTIVE,
@@ -252,7 +252,7 @@ def test_two_receivers_share_the_messages_of_a_queue(bus: Bus, path: str) -> Non
     send(bus, path, *(f"{n}" for n in range(40)))
     pair = [bus.receiver(path) for _ in range(2)]
     found: list[bytes] = []
-    taken: dict[ServiceBusReceiver, list[ServiceBusReceivedMessage]] = {one: [] for one in pair}
+    taken: dict[ServiceBusReceiver, list[ServiceBusReceivedMessage]] = {item: [] for item in pair}
     for _ in range(4):
         for receiver in pair:
             taken[receiver] += take(receiver, 5)
@@ -270,7 +270,7 @@ def test_a_closed_receiver_gives_back_what_nobody_has_seen(bus: Bus, path: str) 
         receiver.complete_message(take_one(receiver))
     found = take(bus.receiver(path), 2)
     assert bodies(found) == [b"b", b"c"]
-    assert {one.delivery_count for one in found} == {0}
+    assert {message.delivery_count for message in found} == {0}
 
 
 def test_a_message_is_settled_on_a_link_of_its_own_after_the_receiver_came_back(

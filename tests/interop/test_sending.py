@@ -31,8 +31,8 @@ def test_a_batch_arrives_in_order(bus: Bus) -> None:
     sender.send_messages(batch)
     found = take(bus.receiver(path), 50)
     assert bodies(found) == [str(n).encode() for n in range(50)]
-    assert [one.subject for one in found] == [f"s{n}" for n in range(50)]
-    numbers = [one.sequence_number or 0 for one in found]
+    assert [item.subject for item in found] == [f"s{n}" for n in range(50)]
+    numbers = [message.sequence_number or 0 for message in found]
     assert numbers == list(range(numbers[0], numbers[0] + 50))
 
 

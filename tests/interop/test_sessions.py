@@ -52,9 +52,9 @@ def test_a_session_gives_its_own_messages_in_order(bus: Bus, path: str) -> None:
     receiver = accept(bus, path, "a")
     found = take(receiver, 2)
     assert bodies(found) == [b"1", b"3"]
-    assert [one.session_id for one in found] == ["a", "a"]
-    for one in found:
-        receiver.complete_message(one)
+    assert [message.session_id for message in found] == ["a", "a"]
+    for item in found:
+        receiver.complete_message(item)
     assert bus.active(path) == 1
 
 
@@ -209,7 +209,7 @@ def test_sessions_are_listed(bus: Bus, path: str) -> None:
 
 def test_browsing_a_session_passes_over_the_messages_of_others(bus: Bus, path: str) -> None:
     for name, count in (("many", 1500), ("few", 3), ("many", 1500)):
-        messages = [BrokeredMessage(b"%d" % one, session_id=name) for one in range(count)]
+        messages = [BrokeredMessage(b"%d" % number, session_id=name) for number in range(count)]
         bus.factory.create_message_sender(path).send_batch(messages)
     found = accept(bus, path, "few").peek_messages(10)
     assert bodies(found) == [b"0", b"1", b"2"]

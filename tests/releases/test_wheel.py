@@ -139,7 +139,7 @@ def test_with_the_server_and_spark_extras_the_demo_loses_nothing_and_draws_its_s
     assert page.count("<svg") >= 6
     assert "Every message is accounted for" in page
     assert not re.search(r"(src|href)=", page), "it needs no network"
-    assert [one.name for one in tmp_path.iterdir()] == ["outage.html"], "it cleans up"
+    assert [path.name for path in tmp_path.iterdir()] == ["outage.html"], "it cleans up"
 
 
 def test_both_distributions_have_what_they_need_and_nothing_else(source: Path, wheel: Path) -> None:

@@ -18,7 +18,7 @@ from twinbus.broker.queue import queue as queue_module
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.ranges import Leases
-from twinbus.broker.queue.session import Sessions
+from twinbus.broker.queue.session import SessionHold, Sessions
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.queue.waiters import Waiters
 from twinbus.broker.queue.waiting import Waiting
@@ -127,6 +127,14 @@ class BrokenParts:
 # -- what there is ---------------------------------------------------------------------------------
 
 
+def locks_of(sessions: Sessions) -> Iterator[tuple[str, SessionHold]]:
+    """Yield the name and the lock of each locked session."""
+    for session in sessions.by_id.values():
+        lock = sessions.hold(session.name)
+        if lock is not None:
+            yield session.name, lock
+
+
 def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
     """Return everything one queue holds; not exactly: without numbers and moments."""
     waiting, sessions, shared = queue.waiting, queue.sessions, queue.shared
@@ -145,21 +153,21 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
         ],
     }
     states = waiting.get("state", at)
-    held = (states == State.LOCKED) | (states == State.LEASED) | (states == State.DEFERRED_LOCKED)
-    timed = held | (states == State.SCHEDULED)
+    stored = (states == State.LOCKED) | (states == State.LEASED) | (states == State.DEFERRED_LOCKED)
+    timed = stored | (states == State.SCHEDULED)
     found: dict[str, Any] = {
         "rows": list(zip(*rows.values(), strict=True)),
         "session states": dict(sessions.states),
-        "locked sessions": sorted(sessions._holds),
+        "locked sessions": sorted(name for name, _ in locks_of(sessions)),
         "leases": sorted(lease.owner for lease in queue.leases),
         "waiters": len(queue.waiters),
     }
     if exactly:
         names = ("sequence", "enqueued", "expires")
         found |= {name: waiting.get(name, at).tolist() for name in names}
-        found["lock"] = waiting.get("lock", at)[held].tolist()
+        found["lock"] = waiting.get("lock", at)[stored].tolist()
         found["due"] = waiting.get("due", at)[timed].tolist()
-        found["holds"] = {name: (h.lock, h.until) for name, h in sessions._holds.items()}
+        found["holds"] = {name: (lock.lock, lock.until) for name, lock in locks_of(sessions)}
         found["exact leases"] = sorted((x.epoch, x.intervals, x.until) for x in queue.leases)
         found["sessions"] = {session.name: session.expected for session in sessions.by_id.values()}
     return found
@@ -195,7 +203,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if was == now:
             continue
         if isinstance(was, dict) and isinstance(now, dict):
-            found += [f"{name}: {one}" for one in differences(was, now)]
+            found += [f"{name}: {difference}" for difference in differences(was, now)]
         else:
             found.append(f"{name}: {was!r} became {now!r}")
     return found
@@ -213,7 +221,7 @@ def late_timers(site: Site) -> list[str]:
         moments = [
             *due[timed].tolist(),
             *queue.waiting.get("expires", at)[expiring].tolist(),
-            *(hold.until for hold in queue.sessions._holds.values()),
+            *(lock.until for _, lock in locks_of(queue.sessions)),
             *(lease.until for lease in queue.leases),
             *(waiter.deadline for waiter in queue.waiters),
         ]

@@ -54,5 +54,5 @@ def topic() -> str:
 def taken(path: str) -> list[str]:
     """Receive all there is; return the bodies."""
     return [
-        one["body"] for one in ok("receive", path, "--max", 9999, "--wait", "0s", "--json").lines
+        line["body"] for line in ok("receive", path, "--max", 9999, "--wait", "0s", "--json").lines
     ]

@@ -85,22 +85,22 @@ def run_process(
 
 def run_on_terminal(*arguments: str, columns: int = 80) -> Done:
     """Run a command whose input and output are a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {name: text for name, text in os.environ.items() if name != "COLUMNS"}
     process = subprocess.Popen(
         [*PYTHON, *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
         env={**environment, "TERM": "xterm"},
     )
-    os.close(theirs)
+    os.close(terminal)
     printed = b""
     with suppress(OSError):  # the terminal is closed with the process
-        while part := os.read(ours, 65536):
+        while part := os.read(controller, 65536):
             printed += part
-    os.close(ours)
+    os.close(controller)
     return Done(process.wait(), re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", printed.decode()))
 
 

@@ -433,7 +433,7 @@ STORIES: dict[str, Story] = {
         *(put_key, delete_key, read_meter, list_keys),
     )
 } | {
-    **{one.value: settled(one) for one in c.Disposition},
+    **{item.value: settled(item) for item in c.Disposition},
     "abandon_for_good": settled(c.Disposition.ABANDON, max_delivery_count=1),
     "get_entity": about(c.GetEntity),
     "get_runtime_properties": about(c.GetRuntimeProperties),

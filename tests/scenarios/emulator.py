@@ -81,5 +81,5 @@ def namespace(name: str = "sbemulatorns") -> dict[str, Any]:
 
 
 def config(*namespaces: dict[str, Any]) -> str:
-    held = list(namespaces) or [namespace()]
-    return json.dumps({"UserConfig": {"Namespaces": held, "Logging": {"Type": "File"}}})
+    found = list(namespaces) or [namespace()]
+    return json.dumps({"UserConfig": {"Namespaces": found, "Logging": {"Type": "File"}}})

@@ -103,8 +103,8 @@ def counts(site: Site, *, path: str | None = None) -> dict[tuple[str, str, str],
 
 
 @dataclass
-class Told:
-    """What a trail tells when it is read whole."""
+class Trail:
+    """The content of all files of a trail."""
 
     accepted: dict[Place, str] = field(default_factory=dict)
     ended: dict[Place, str] = field(default_factory=dict)
@@ -150,9 +150,9 @@ class Told:
                 assert self.ended.setdefault(place, event) == event
 
 
-def told(site: Site) -> Told:
+def read_trail(site: Site) -> Trail:
     """Read the trail; inventories come in the order of their files."""
-    found = Told()
+    found = Trail()
     rows = rows_of(site, MESSAGES)
     for row in rows:
         found.note(row)
@@ -164,10 +164,10 @@ def told(site: Site) -> Told:
     return found
 
 
-def closed(site: Site) -> Told:
+def closed(site: Site) -> Trail:
     """Close, and read the trail."""
     site.embedded.close()
-    return told(site)
+    return read_trail(site)
 
 
 def number_of(site: Site, path: str = QUEUE) -> int:

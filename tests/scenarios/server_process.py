@@ -110,7 +110,12 @@ class Server:
             asking.close()
 
     def metrics(self) -> dict[str, Metric]:
-        return {one.name: one for one in text_string_to_metric_families(self.get("/metrics")[2])}
+        return {
+            text_string_to_metric_family.name: text_string_to_metric_family
+            for text_string_to_metric_family in text_string_to_metric_families(
+                self.get("/metrics")[2]
+            )
+        }
 
     @property
     def log(self) -> str:

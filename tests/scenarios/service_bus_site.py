@@ -250,10 +250,10 @@ class SocketPeer:
         """Have an operation carried out on an entity."""
         properties = {"operation": f"com.microsoft:{operation}"}
         answer = self.request(f"{path}/$management", properties, body)
-        held = answer.application_properties or {}
-        condition = held.get("errorCondition")
+        found = answer.application_properties or {}
+        condition = found.get("errorCondition")
         return Reply(
-            int(held["statusCode"]), None if condition is None else str(condition), answer.value
+            int(found["statusCode"]), None if condition is None else str(condition), answer.value
         )
 
     def ask(self, sender: SenderLink, properties: dict[str, Any], body: Any) -> None:

@@ -164,11 +164,11 @@ def test_characters_that_xml_cannot_have_are_replaced(
 def test_a_path_that_nothing_can_have_creates_nothing(
     client: AtomClient, manager: NamespaceManager, target: str
 ) -> None:
-    before = [one.path for one in manager.list_queues()]
+    before = [entity.path for entity in manager.list_queues()]
     assert client.ask("PUT", f"/{target}{VERSION}", entry(queue())).status in (400, 404, 405)
     assert client.ask("GET", f"/{target}{VERSION}").status in (400, 404)
     assert client.ask("DELETE", f"/{target}{VERSION}").status in (400, 404, 405)
-    assert [one.path for one in manager.list_queues()] == before
+    assert [entity.path for entity in manager.list_queues()] == before
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_host_name_cannot_leave_its_element(client: AtomClient, path: str) -> 
 
 
 @pytest.mark.parametrize("target", ["orders", "$namespaceinfo", "$Resources/queues", "a/b/../c"])
-def test_without_a_good_token_nothing_is_said(client: AtomClient, target: str) -> None:
+def test_without_a_good_token_nothing_is_disclosed(client: AtomClient, target: str) -> None:
     good = client.token()
     for token in (
         "",
@@ -230,11 +230,11 @@ def test_without_a_good_token_nothing_is_said(client: AtomClient, target: str) -
 
 def test_a_token_for_another_entity_opens_nothing(client: AtomClient, path: str) -> None:
     client.put(path, queue())
-    other = client.token("another")
-    assert client.get(path, token=other).status == 401
-    assert client.ask("DELETE", f"/{path}{VERSION}", token=other).status == 401
-    assert client.get("$Resources/queues", token=other).status == 401
-    assert client.put("new", queue(), token=other).status == 401
+    second = client.token("another")
+    assert client.get(path, token=second).status == 401
+    assert client.ask("DELETE", f"/{path}{VERSION}", token=second).status == 401
+    assert client.get("$Resources/queues", token=second).status == 401
+    assert client.put("new", queue(), token=second).status == 401
     assert client.get(path, token=client.token(f"{path}2")).status == 401
     assert client.get(path, token=client.token(path[:-1])).status == 401
 

@@ -21,6 +21,6 @@ def test_bad_bytes_get_the_right_error_and_harm_nobody() -> None:
     assert outcome.acknowledged > 10
 
 
-@pytest.mark.parametrize("one", bad_bytes_values.ATTACKS, ids=lambda one: one.__name__)
-def test_odd_values_are_refused_or_harmless(one: Attack) -> None:
-    attack(one).check()
+@pytest.mark.parametrize("odd", bad_bytes_values.ATTACKS, ids=lambda value: value.__name__)
+def test_odd_values_are_refused_or_harmless(odd: Attack) -> None:
+    attack(odd).check()

@@ -54,14 +54,14 @@ def test_queues_are_listed_with_what_they_hold() -> None:
     assert heads == ["path", "status", "active", "dead-letter", "scheduled", "bytes"]
     assert [name, "active", "3", "0", "0"] in [row[:5] for row in rows]
     listed = ok("queue", "list", "--json").json
-    assert name in [one["description"]["path"] for one in listed]
+    assert name in [item["description"]["path"] for item in listed]
 
 
 def test_topics_are_created_listed_shown_and_deleted() -> None:
     name = topic()
     assert name in [row[0] for row in ok("topic", "list").rows]
     listed = ok("topic", "list", "--json").json
-    assert name in [one["description"]["path"] for one in listed]
+    assert name in [item["description"]["path"] for item in listed]
     assert ok("topic", "show", name, "--json").json["runtime"]["subscription_count"] == 0
     ok("topic", "delete", name, "--yes")
     assert run("topic", "show", name).code == 3
@@ -98,7 +98,7 @@ def test_rules_are_created_listed_shown_and_deleted() -> None:
     assert "SET seen = 1" in table
     assert "subject = 'red' and size = 'big'" in table
     listed = ok("rule", "list", name, "s", "--json").json
-    assert [one["name"] for one in listed] == ["$Default", "all", "match", "sql"]
+    assert [item["name"] for item in listed] == ["$Default", "all", "match", "sql"]
     shown = ok("rule", "show", name, "s", "sql", "--json").json
     assert shown["filter"]["expression"] == "priority > 5"
     ok("rule", "delete", name, "s", "sql")

@@ -49,7 +49,7 @@ def test_an_update_changes_what_is_given_and_nothing_else() -> None:
     done = ok("queue", "update", name, "--status", "send_disabled", "--forward-to", target)
     assert done.code == 0
     shown = ok("queue", "show", name, "--json").json["description"]
-    found = [shown[one] for one in ("status", "forward_to", "lock_duration", "user_metadata")]
+    found = [shown[item] for item in ("status", "forward_to", "lock_duration", "user_metadata")]
     assert found[:2] == ["send_disabled", target]
     assert found[3] == "mine"
     ok("queue", "update", name, "--forward-dead-lettered-messages-to", target)
@@ -100,7 +100,7 @@ def test_sessions_are_listed() -> None:
 def test_a_message_arrives_as_it_was_sent() -> None:
     name = queue()
     properties = ("table=7", "price=2.5", "paid=true", "note=a=b")
-    options = itertools.chain.from_iterable(("--property", one) for one in properties)
+    options = itertools.chain.from_iterable(("--property", item) for item in properties)
     texts = ("--subject", "s", "--correlation-id", "c", "--content-type", "t", "--message-id", "m")
     done = ok("send", name, "two coffees ☕", *options, *texts, "--time-to-live", "1h")
     assert (done.out, done.err) == ("", f"sent 1 to {name}\n")
@@ -259,13 +259,13 @@ def test_receiving_takes_no_more_than_was_asked_for() -> None:
     name = queue()
     ok("send", name, "tea", "--count", 2300)
     done = ok("receive", name, "--max", 2100, "--json")
-    numbers = [one["sequence_number"] for one in done.lines]
+    numbers = [line["sequence_number"] for line in done.lines]
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 2100
     assert len(taken(name)) == 200
 
 
-def test_an_empty_queue_is_told_when_the_wait_is_over() -> None:
+def test_an_empty_queue_is_reported_when_the_wait_is_over() -> None:
     done = ok("receive", queue(), "--wait", "10ms")
     assert done.out == ""
 
@@ -288,10 +288,10 @@ def test_looking_at_a_message_often_does_not_kill_it() -> None:
 def test_peeking_leaves_messages_where_they_are() -> None:
     name = queue()
     ok("send", name, "--lines", "-", stdin="a\nb\nc\n")
-    assert [one["body"] for one in ok("peek", name, "--json").lines] == ["a", "b", "c"]
+    assert [line["body"] for line in ok("peek", name, "--json").lines] == ["a", "b", "c"]
     second = ok("peek", name, "--json").lines[1]["sequence_number"]
     assert [
-        one["body"] for one in ok("peek", name, "--from", second, "--max", 1, "--json").lines
+        line["body"] for line in ok("peek", name, "--from", second, "--max", 1, "--json").lines
     ] == ["b"]
     assert taken(name) == ["a", "b", "c"]
 
@@ -306,7 +306,7 @@ def test_a_session_is_received_by_its_name() -> None:
     for session in ("a", "b"):
         ok("send", name, f"for {session}", "--session-id", session)
     done = ok("receive", name, "--session-id", "b", "--max", 5, "--wait", "1s", "--json")
-    assert [(one["body"], one["session_id"]) for one in done.lines] == [("for b", "b")]
+    assert [(line["body"], line["session_id"]) for line in done.lines] == [("for b", "b")]
 
 
 # -- dead letters ----------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ def test_a_resubmitted_message_is_not_lost_where_duplicates_are_dropped(connecti
     ok("send", name, "tea")
     kill_messages(connection, name, 1)
     ok("dead-letter", "resubmit", name)
-    dead = [one["body"] for one in ok("dead-letter", "list", name, "--json").lines]
+    dead = [line["body"] for line in ok("dead-letter", "list", name, "--json").lines]
     assert taken(name) + dead == ["tea"]
 
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("environment")
 EVERY = [
     pytest.param(path, command, id=" ".join(path) or "twinbus") for path, command in commands()
 ]
-LEAVES = [one for one in EVERY if not isinstance(one.values[1], click.Group)]
+LEAVES = [item for item in EVERY if not isinstance(item.values[1], click.Group)]
 
 
 def test_the_commands_are_those_of_the_reference() -> None:
@@ -55,11 +55,11 @@ def test_help_shows_examples(path: tuple[str, ...], command: click.Command) -> N
 
 @pytest.mark.parametrize(("path", "command"), LEAVES)
 def test_every_option_is_explained(path: tuple[str, ...], command: click.Command) -> None:
-    options = [one for one in command.params if isinstance(one, click.Option)]
-    assert [f"{' '.join(path)} {one.opts[0]}" for one in options if not one.help] == []
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert [f"{' '.join(path)} {option.opts[0]}" for option in options if not option.help] == []
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert ok("--version").out.startswith("twinbus, version ")
 
 
@@ -139,8 +139,8 @@ def test_no_error_shows_a_key(connection: str, tmp_path: Path) -> None:
     ]
     done = [run("queue", "list", "-c", text) for text in wrong]
     done += [run("queue", "list", "--connection-file", file)]
-    assert [one.code for one in done if one.code not in (2, 4)] == []
-    assert not any(key[:10] in one.out + one.err for one in done)
+    assert [item.code for item in done if item.code not in (2, 4)] == []
+    assert not any(key[:10] in item.out + item.err for item in done)
 
 
 def test_a_connection_string_in_the_place_of_its_file_is_not_shown(connection: str) -> None:

@@ -42,10 +42,10 @@ def set_clock(site: Site, step: timedelta) -> None:
 def test_a_lock_lasts_as_long_as_it_would_have(site: Site, step: timedelta) -> None:
     queue(site, lock_duration=timedelta(seconds=60))
     send(site, "a")
-    held = receive_one(site)
+    found = receive_one(site)
     site.wait(seconds=30)
     set_clock(site, step)
-    complete_later = tokens_of([held.lock_token]) if held.lock_token else None
+    complete_later = tokens_of([found.lock_token]) if found.lock_token else None
     site.wait(seconds=20)
     assert receive(site) == []
     site.ask(RenewLocks(QUEUE, complete_later))
@@ -54,7 +54,7 @@ def test_a_lock_lasts_as_long_as_it_would_have(site: Site, step: timedelta) -> N
     site.wait(seconds=2)
     assert receive_one(site).delivery_count == 1
     with pytest.raises(MessageLockLostError):
-        complete(site, held)
+        complete(site, found)
 
 
 @STEPS
@@ -113,11 +113,11 @@ def test_a_moment_a_year_ahead_fires_and_loses_nothing(site: Site) -> None:
     queue(site)
     send(site, message("planned", scheduled_enqueue_time_utc=later(site, hours=2)))
     send(site, message("short", time_to_live=timedelta(minutes=5)))
-    held = receive_one(site)
+    found = receive_one(site)
     site.clock.set_wall(timedelta(days=365))
     site.clock.set_wall(-timedelta(days=365))
     site.wait(seconds=10)
-    complete(site, held)
+    complete(site, found)
     assert peek(site)[0].body == b"planned"
     site.wait(hours=2)
     assert take(site) == ["planned"]
@@ -184,10 +184,10 @@ def test_lock_tokens_of_before_a_restart_match_nothing_after_the_clock_was_set(
 ) -> None:
     queue(site)
     send(site, "a")
-    held = receive_one(site)
+    found = receive_one(site)
     site.clock.set_wall(step)
     site.crash()
     again = receive_one(site)
-    assert again.lock_token != held.lock_token
+    assert again.lock_token != found.lock_token
     with pytest.raises(MessageLockLostError):
-        complete(site, held)
+        complete(site, found)

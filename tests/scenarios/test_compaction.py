@@ -198,8 +198,8 @@ def test_leases_survive_compaction(small: Site) -> None:
     send(small, "a", "b", "c")
     lease = small.ask(LeaseRange(QUEUE, "syphon", 2, duration=timedelta(hours=1)))
     through_it_all(small)
-    held = to_messages(small.ask(ReadRange(QUEUE, lease.epoch, lease.first, lease.last)))
-    assert bodies(held) == ["a", "b"]
+    found = to_messages(small.ask(ReadRange(QUEUE, lease.epoch, lease.first, lease.last)))
+    assert bodies(found) == ["a", "b"]
     assert take(small) == ["c"]
     with pytest.raises(RangeUnavailableError):
         small.ask(LeaseRange(QUEUE, "another", 2, lease.first, lease.last))

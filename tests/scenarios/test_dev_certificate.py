@@ -66,7 +66,7 @@ def test_it_is_kept_in_the_folder_of_the_user(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "twinbus" / "dev-certificate"
     assert run("dev-certificate").code == 0
-    assert DevCertificate(default_folder()).is_there
+    assert DevCertificate(default_folder()).exists
 
 
 def test_an_expired_certificate_is_not_used(tmp_path: Path) -> None:

@@ -96,12 +96,12 @@ class Entrance:
         assert head[0] == FrameKind.GOODBYE
         return decode_error(head[1:])
 
-    def say(self, said: bytes, source: str = "127.0.0.1") -> socket.socket:
+    def say(self, text: bytes, source: str = "127.0.0.1") -> socket.socket:
         """Open a connection that says something and then nothing more."""
         where = ("127.0.0.1", self.door.port)
         line = socket.create_connection(where, timeout=SECONDS, source_address=(source, 0))
         self.opened.enter_context(closing(line))
-        line.sendall(said)
+        line.sendall(text)
         return line
 
     def client(self) -> ServerNamespace:
@@ -176,46 +176,46 @@ HALVES = {
 }
 
 
-@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("opening", HALVES.values(), ids=HALVES)
 def test_a_stranger_is_let_go_when_its_time_is_over(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (door_module, server_conversation, web):
         monkeypatch.setattr(module, "AUTHENTICATION_US", SECOND_US // 5)
     entrance = enter()
-    line = entrance.say(said)
+    line = entrance.say(opening)
     entrance.assert_serves()
     assert is_let_go(line)
     eventually(lambda: not entrance.door.attendance.strangers)
 
 
-@pytest.mark.parametrize("said", HALVES.values(), ids=HALVES)
+@pytest.mark.parametrize("opening", HALVES.values(), ids=HALVES)
 def test_strangers_are_bounded_in_number_while_others_are_served(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (attendance, door_module):
         monkeypatch.setattr(module, "MAX_STRANGERS", 8)
     entrance = enter()
-    lines = [entrance.say(said) for _ in range(40)]
+    lines = [entrance.say(opening) for _ in range(40)]
     entrance.assert_serves()
     assert all(map(is_let_go, lines[:30]))  # the oldest go first
     assert len(entrance.door.attendance.strangers) <= 8
 
 
 @pytest.mark.parametrize(
-    "said",
+    "opening",
     [hello("x" * 1000)[:900], b"AMQP\3\1\0\0" + (500).to_bytes(4) + b"\2\1\0\0" + bytes(400)],
     ids=["native", "amqp"],
 )
 def test_unfinished_requests_of_strangers_are_bounded_together(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     entrance = enter()
-    monkeypatch.setattr(attendance, "MAX_STRANGER_BYTES", 5 * len(said))
-    lines = [entrance.say(said) for _ in range(12)]
+    monkeypatch.setattr(attendance, "MAX_STRANGER_BYTES", 5 * len(opening))
+    lines = [entrance.say(opening) for _ in range(12)]
     assert all(map(is_let_go, lines[:6]))  # the oldest go first
     entrance.assert_serves()
-    assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(said)
+    assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(opening)
     for line in lines:
         line.close()
     eventually(lambda: entrance.door.attendance.stranger_bytes == 0)
@@ -306,7 +306,9 @@ def test_the_files_that_a_process_may_open_bound_its_clients(
     monkeypatch.setattr(door_module, "_raise_descriptor_limit", lambda _: files)
     entrance = enter()
     assert entrance.door.attendance.max_connections == 10
-    [line] = [one.getMessage() for one in caplog.records if "max_connections" in one.getMessage()]
+    [line] = [
+        record.getMessage() for record in caplog.records if "max_connections" in record.getMessage()
+    ]
     assert f"may open {files} files only: the server admits 10 clients" in line
     key = entrance.key("greedy", Claim.SEND)
     refusals = [entrance.greet(key, source=source(number)) for number in range(12)]
@@ -325,13 +327,13 @@ def source(number: int) -> str:
 
 def test_a_key_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
     entrance = enter(max_connections=10)
-    greedy, other = entrance.key("greedy", Claim.SEND), entrance.key("other", Claim.SEND)
+    greedy, second = entrance.key("greedy", Claim.SEND), entrance.key("other", Claim.SEND)
     for number in range(8):
         assert entrance.greet(greedy, source=source(number)) is None
     error = entrance.greet(greedy, source=source(9))
     assert isinstance(error, ServerBusyError)
     assert "key greedy has 8 connections" in error.text
-    assert entrance.greet(other, source=source(9)) is None
+    assert entrance.greet(second, source=source(9)) is None
 
 
 def test_an_address_has_no_more_connections_than_its_share(enter: Callable[..., Entrance]) -> None:
@@ -388,9 +390,9 @@ def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entra
 
 def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
     [found] = [
-        one.conversation
-        for one in list(entrance.door.attendance.clients)
-        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
+        client.conversation
+        for client in list(entrance.door.attendance.clients)
+        if isinstance(client, NativeConnection) and client.admitted and client.admitted.id == key.id
     ]
     return found
 
@@ -398,9 +400,9 @@ def conversation_of(entrance: Entrance, key: SharedAccessKey) -> Any:
 def unread_of(entrance: Entrance, key: SharedAccessKey) -> list[int]:
     """Return how many bytes of replies the connections of a key have not read."""
     return [
-        one.conversation.unread_bytes
-        for one in list(entrance.door.attendance.clients)
-        if isinstance(one, NativeConnection) and one.admitted and one.admitted.id == key.id
+        client.conversation.unread_bytes
+        for client in list(entrance.door.attendance.clients)
+        if isinstance(client, NativeConnection) and client.admitted and client.admitted.id == key.id
     ]
 
 
@@ -442,16 +444,16 @@ def test_replies_that_a_client_does_not_read_are_bounded(enter: Callable[..., En
     assert len(exchange.all_replies(200)) == 200  # when it reads, it gets them all
 
 
-@pytest.mark.parametrize("said", [b"", framed([FrameKind.GOODBYE, "", "", {}]), framed([99])])
+@pytest.mark.parametrize("opening", [b"", framed([FrameKind.GOODBYE, "", "", {}]), framed([99])])
 def test_a_client_that_never_reads_is_let_go(
-    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, said: bytes
+    enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
     for module in (server_conversation, client_connection):
         monkeypatch.setattr(module, "QUIET_US", SECOND_US // 5)
     entrance = enter()
     fill(entrance)
     exchange = entrance.connect(entrance.key("lazy", Claim.LISTEN))
-    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), said)
+    exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), opening)
     entrance.assert_serves()
     eventually(lambda: entrance.door.connections == 0)
 
@@ -463,7 +465,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     monkeypatch.setattr(attendance, "MAX_KEY_REPLY_BYTES", bound)
     monkeypatch.setattr(door_module, "DOOR_TICK_S", 60)  # no tick helps a connection that waits
     entrance = enter()
-    lazy, other = entrance.key("lazy", Claim.LISTEN), entrance.key("other", Claim.LISTEN)
+    lazy, second = entrance.key("lazy", Claim.LISTEN), entrance.key("other", Claim.LISTEN)
     fill(entrance)
     exchanges = [entrance.connect(lazy) for _ in range(8)]
     for exchange in exchanges:
@@ -472,7 +474,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     eventually(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
     for _ in range(3):
         entrance.assert_serves()
-        with entrance.connect(other) as served:
+        with entrance.connect(second) as served:
             assert served.answer(frames_of(Peek(LARGE, 0, 1000)))[1].num_rows == 48
         assert replies.by_key[lazy.id] <= bound
         assert sum(unread_of(entrance, lazy)) <= bound

@@ -9,10 +9,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def test_a_broker_killed_in_the_middle_of_traffic_has_lost_nothing() -> None:
     script = EXAMPLES / "survive_kill.py"
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, script, "--seconds", "0.3", "--kills", "2"],
         check=True,
         capture_output=True,
         text=True,
     )
-    assert "lost 0   doubled 0" in told.stdout
+    assert "lost 0   doubled 0" in reported.stdout

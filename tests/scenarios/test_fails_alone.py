@@ -165,8 +165,10 @@ def test_a_command_that_meets_a_fault_fails_alone_and_works_when_repeated(
         site = sites()
         wrong = broken_at(at, STORIES[story], site, parts, tmp_path / "copy")
         for when, was, now in zip(("soon", "later"), expected, soon_and_later(site), strict=True):
-            wrong += [f"{when} after it worked, {one}" for one in differences(was, now)]
-        found += [f"{parts.met or 'no fault'}: {one}" for one in wrong + troubles(site)]
+            wrong += [
+                f"{when} after it worked, {difference}" for difference in differences(was, now)
+            ]
+        found += [f"{parts.met or 'no fault'}: {item}" for item in wrong + troubles(site)]
         if not parts.met:
             break
     assert at > 1, "the command met no part that can break"
@@ -268,9 +270,11 @@ def test_a_timer_that_meets_a_fault_stops_no_other_queue_and_works_when_the_faul
         wrong += troubles(site)
         site.wait(minutes=6)
         after = {path: outcome(site, path, call) for path, call in calls.items()}
-        wrong += [f"in the end, {one}" for one in differences(after[OTHER], after[TARGET])]
-        wrong += [f"in the end, {one}" for one in troubles(site)]
-        found += [f"{parts.met or 'no fault'}: {one}" for one in wrong]
+        wrong += [
+            f"in the end, {difference}" for difference in differences(after[OTHER], after[TARGET])
+        ]
+        wrong += [f"in the end, {trouble}" for trouble in troubles(site)]
+        found += [f"{parts.met or 'no fault'}: {item}" for item in wrong]
         if not parts.met:
             break
     assert at > 1, "the timer met no part that can break"
@@ -349,7 +353,7 @@ def test_a_waiting_request_that_meets_a_fault_fails_alone_when_it_is_served(
         wrong += succeeded("one at another queue", third) + troubles(site)
         if parts.met:
             wrong += succeeded("the next one", second)
-        found += [f"{parts.met or 'no fault'}: {one}" for one in wrong]
+        found += [f"{parts.met or 'no fault'}: {item}" for item in wrong]
         if not parts.met:
             break
     assert at > 1, "the request met no part that can break"
@@ -378,7 +382,7 @@ def test_a_send_that_meets_a_fault_while_the_disk_is_full_fails_alone(
         site.disk.full = False
         site.wait(seconds=5)
         wrong += [] if bodies(peek(site, EMPTY)) == ["full", "a"] else ["the others are not there"]
-        found += [f"{parts.met or 'no fault'}: {one}" for one in wrong]
+        found += [f"{parts.met or 'no fault'}: {item}" for item in wrong]
         if not parts.met:
             break
     assert at > 1, "the send met no part that can break"
@@ -395,7 +399,7 @@ def test_a_spilled_send_that_meets_a_fault_is_kept_and_moved_when_the_fault_is_g
         queue(site)
         site.disk.full = True
         sends = [c.Send(path, [message(body)]) for body in "ab" for path in (QUEUE, EMPTY)]
-        wrong = [one for call in together(site, *sends) for one in succeeded("a send", call)]
+        wrong = [item for call in together(site, *sends) for item in succeeded("a send", call)]
         with parts.breaking(at, named(f"spilled to {QUEUE}")):
             site.disk.full = False
             site.wait(seconds=100)
@@ -408,7 +412,7 @@ def test_a_spilled_send_that_meets_a_fault_is_kept_and_moved_when_the_fault_is_g
             left = bodies(peek(site, path))
             wrong += [] if left == ["a", "b"] else [f"{path} holds {left}"]
         wrong += troubles(site)
-        found += [f"{parts.met or 'no fault'}: {one}" for one in wrong]
+        found += [f"{parts.met or 'no fault'}: {item}" for item in wrong]
         if not parts.met:
             break
     assert at > 1, "the send met no part that can break"

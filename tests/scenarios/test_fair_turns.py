@@ -125,7 +125,7 @@ def test_a_turn_executes_a_bounded_number_of_commands(turns: Turns) -> None:
     questions = flood(turns.street.hog, Peek(JUNK), 3 * TURN_WORK)
     turns.run(*questions)
     assert [len(done) for done in turns.done] == [TURN_WORK] * 3
-    assert [one for done in turns.done for one in done] == questions
+    assert [item for done in turns.done for item in done] == questions
 
 
 def test_a_command_is_in_the_next_turn_whatever_another_key_has_queued(turns: Turns) -> None:
@@ -140,12 +140,12 @@ def test_requests_of_one_key_stay_in_order_when_they_do_not_fit_into_one_turn(
 ) -> None:
     street = turns.street
     sent = [street.hog.question(Send(JUNK, messages(1))) for _ in range(TURN_WORK)]
-    others = flood(street.victim, Peek(VICTIM), TURN_WORK)
-    turns.run(*sent, *others)
+    peeks = flood(street.victim, Peek(VICTIM), TURN_WORK)
+    turns.run(*sent, *peeks)
     assert len(turns.done) > 1
-    for own in (sent, others):
-        assert [one for done in turns.done for one in done if one in own] == own
-    numbers = [one.result.sequence_numbers[0] for one in sent]
+    for own in (sent, peeks):
+        assert [item for done in turns.done for item in done if item in own] == own
+    numbers = [message.result.sequence_numbers[0] for message in sent]
     assert numbers == sorted(numbers)
 
 
@@ -155,7 +155,7 @@ def test_large_replies_of_one_key_are_spread_over_turns(turns: Turns) -> None:
     large = flood(street.hog, Peek(JUNK, 0, 1000), 10)
     honest = street.victim.question(Receive(VICTIM))
     turns.run(*large, honest)
-    assert [sum(one in done for one in large) for done in turns.done] == [1] * 10
+    assert [sum(item in done for item in large) for done in turns.done] == [1] * 10
     assert turns.turn_of(honest) == 0
     assert all(reply.num_rows for reply in answered(large))
 
@@ -164,11 +164,11 @@ def test_large_requests_of_two_keys_alternate(turns: Turns) -> None:
     street = turns.street
     fill = Send(JUNK, messages(TURN_WORK * WORK_BYTES // len(LARGE) + 1, body=LARGE))
     street.hog.ask(fill)
-    other = street.move_in("other", JUNK, Claim.LISTEN)
+    neighbour = street.move_in("other", JUNK, Claim.LISTEN)
     peek = Peek(JUNK, 0, 1000)
-    first, second = flood(street.hog, peek, 5), flood(other, peek, 5)
+    first, second = flood(street.hog, peek, 5), flood(neighbour, peek, 5)
     turns.run(*first, *second)
-    owners = ["hog" if one in first else "other" for done in turns.done for one in done]
+    owners = ["hog" if item in first else "other" for done in turns.done for item in done]
     assert owners == ["hog", *["other", "hog"] * 4, "other"]
 
 
@@ -178,7 +178,7 @@ def test_a_large_send_waits_for_the_next_turn_but_a_small_one_does_not(turns: Tu
     large = flood(street.hog, Send(JUNK, batch), 3)
     honest = street.victim.question(Send(VICTIM, messages(1)))
     turns.run(*large, honest)
-    assert [turns.turn_of(one) for one in (*large, honest)] == [0, 1, 2, 0]
+    assert [turns.turn_of(item) for item in (*large, honest)] == [0, 1, 2, 0]
 
 
 def test_sends_of_very_many_small_messages_get_turns_of_their_own(turns: Turns) -> None:
@@ -186,7 +186,7 @@ def test_sends_of_very_many_small_messages_get_turns_of_their_own(turns: Turns) 
     many = to_batch(messages(MAX_BATCH_MESSAGES, message_id=""))
     large = flood(street.hog, Send(JUNK, many), 3)
     turns.run(*large, *flood(street.victim, Peek(VICTIM), 2))
-    assert [turns.turn_of(one) for one in large] == [0, 1, 2]
+    assert [turns.turn_of(item) for item in large] == [0, 1, 2]
 
 
 def test_the_properties_of_messages_count_for_the_size_of_a_turn(turns: Turns) -> None:
@@ -201,7 +201,7 @@ def test_the_properties_of_messages_count_for_the_size_of_a_turn(turns: Turns) -
         )
     ]
     turns.run(*filled)
-    assert [turns.turn_of(one) for one in filled] == [0, 1]
+    assert [turns.turn_of(item) for item in filled] == [0, 1]
 
 
 def test_a_turn_executes_few_lists(turns: Turns) -> None:
@@ -216,7 +216,7 @@ def test_the_changes_of_one_key_do_not_delay_the_commands_of_others(turns: Turns
     changes = flood(street.editor, update, 20)
     honest = flood(street.victim, Send(VICTIM, messages(1)), 3)
     turns.run(*changes, *honest)
-    assert max(turns.turn_of(one) for one in honest) <= 1
+    assert max(turns.turn_of(item) for item in honest) <= 1
 
 
 def test_requests_that_wait_are_served_in_several_turns_when_much_becomes_available(
@@ -228,18 +228,18 @@ def test_requests_that_wait_are_served_in_several_turns_when_much_becomes_availa
     turns.run(*waiting)
     for _ in range(3):
         street.sender.ask(Send(JUNK, messages(count, body=LARGE)))
-    tokens = [one.result.column("lock_token") for one in waiting]
+    tokens = [message.result.column("lock_token") for message in waiting]
     assert [len(batch) for batch in tokens] == [count] * 3
     again = flood(street.hog, Receive(JUNK, count, wait=LONG), 3)
     honest = street.victim.question(Receive(VICTIM, wait=LONG))
     turns.run(*again, honest)
     order: list[str] = []
-    for one in (*again, honest):
-        one.on_reply = lambda question: order.append(question.principal.id)
+    for item in (*again, honest):
+        item.on_reply = lambda question: order.append(question.principal.id)
     release = [street.hog.question(Settle(JUNK, batch, Disposition.RELEASE)) for batch in tokens]
     turns.run(*release, street.victim.question(Send(VICTIM, messages(1))))
     assert order.index(honest.principal.id) <= 1
-    assert all(one.is_answered for one in (*again, honest))
+    assert all(item.is_answered for item in (*again, honest))
 
 
 def test_a_request_that_is_withdrawn_before_its_turn_is_never_executed(street: Street) -> None:
@@ -278,7 +278,7 @@ def test_no_request_is_lost_or_taken_twice_in_any_mix(
         line.put_back(group[len(group) - back :])
     assert len(taken) == 80
     for principal, questions in own.items():
-        assert [one for one in taken if one.principal.id == principal] == questions
+        assert [message for message in taken if message.principal.id == principal] == questions
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def test_sends_whose_rules_are_much_work_are_spread_over_turns(turns: Turns) -> 
     sends = flood(street.editor, Send(NEWS, large), 5)
     honest = street.victim.question(Send(VICTIM, messages(1)))
     turns.run(*sends, honest)
-    assert [turns.turn_of(one) for one in sends] == [0, 1, 2, 3, 4]
+    assert [turns.turn_of(send) for send in sends] == [0, 1, 2, 3, 4]
     assert turns.turn_of(honest) == 0
 
 
@@ -384,9 +384,12 @@ def test_messages_are_deleted_by_time_even_if_they_are_not_in_order_of_time(
     for at in (1, 0):
         street.hog.ask(Settle(JUNK, tokens.slice(at, 1), Disposition.DEAD_LETTER, "why"))
     dead = dead_letter_path(JUNK)
-    assert [one.body for one in to_messages(street.hog.ask(Peek(dead, 0, 10)))] == [b"new", b"old"]
+    assert [message.body for message in to_messages(street.hog.ask(Peek(dead, 0, 10)))] == [
+        b"new",
+        b"old",
+    ]
     assert street.hog.ask(DeleteMessages(dead, 10, between)) == 1
-    assert [one.body for one in to_messages(street.hog.ask(Peek(dead, 0, 10)))] == [b"new"]
+    assert [message.body for message in to_messages(street.hog.ask(Peek(dead, 0, 10)))] == [b"new"]
 
 
 def test_to_browse_a_session_looks_only_at_the_messages_that_it_returns(site: Site) -> None:
@@ -445,7 +448,7 @@ def test_withdrawn_requests_get_no_message(street: Street) -> None:
     street.site.embedded.hand_over([first, second, third])
     street.site.embedded.withdraw([first, third])
     street.hog.ask(Send(JUNK, messages(3)))
-    assert [one.is_answered for one in (first, second, third)] == [False, True, False]
+    assert [item.is_answered for item in (first, second, third)] == [False, True, False]
     assert street.site.engine.namespace.shared.waits_at == {}
     assert street.site.engine.namespace.shared.open_receives == 0
 

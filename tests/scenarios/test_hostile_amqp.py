@@ -65,7 +65,7 @@ from twinbus.protocol.table import largest_reply
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000
 PEEK = {"operation": "com.microsoft:peek-message"}
-ONE = {"from-sequence-number": 0, "message-count": Int(1)}
+SINGLE_PEEK = {"from-sequence-number": 0, "message-count": Int(1)}
 
 
 @pytest.fixture
@@ -144,18 +144,18 @@ def test_an_expired_token_ends_links_and_refuses_operations(tmp_path: Path) -> N
         assert peer.show_token(QUEUE, seconds=600) == 202
         sender, receiver = peer.sender(QUEUE), peer.receiver(QUEUE)
         receiver.grant(1)
-        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
         clock.advance(timedelta(seconds=601))
-        reply = peer.manage(QUEUE, "peek-message", ONE)
+        reply = peer.manage(QUEUE, "peek-message", SINGLE_PEEK)
         assert (reply.status, reply.condition) == (401, "amqp:unauthorized-access")
         refused = peer.detached(receiver), peer.detached(sender)
-        assert {one.condition for one in refused} == {"amqp:unauthorized-access"}
+        assert {item.condition for item in refused} == {"amqp:unauthorized-access"}
         assert site.namespace.snapshot().open_receives == 0
         token = sign_token(
             f"sb://localhost/{QUEUE}", "app", SECRET, int(clock.now().timestamp()) + 600
         )
         assert peer.show(f"sb://localhost/{QUEUE}", token) == 202  # and the client goes on
-        assert peer.manage(QUEUE, "peek-message", ONE).status == 204
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
 
 
 def test_a_token_of_one_queue_opens_no_other(site: ServiceBusSite) -> None:
@@ -206,7 +206,7 @@ class Watcher:
 
     def arrived(self, requests: Iterable[Request]) -> list[Request]:
         found = list(requests)
-        fetches = [one.command for one in found if isinstance(one.command, Peek | Receive)]
+        fetches = [item.command for item in found if isinstance(item.command, Peek | Receive)]
         self.most = max(self.most, sum(map(largest_reply, fetches)))
         self.requests += len(fetches)
         return found
@@ -250,7 +250,7 @@ def test_operations_that_wait_for_room_are_refused_when_their_key_was_deleted(
         settled(lambda: watcher.requests)
         site.namespace.ask(DeleteKey("short", QUEUE))
         done = watcher.requests
-        answers = [AmqpMessage(one.payload) for one in peer.take(receiver, 60)]
+        answers = [AmqpMessage(item.payload) for item in peer.take(receiver, 60)]
     statuses = [(answer.application_properties or {})["statusCode"] for answer in answers]
     assert sorted(statuses) == [200] * done + [401] * (60 - done)  # refusals are quicker
     assert watcher.requests == done < 60
@@ -262,7 +262,7 @@ def test_many_receivers_share_a_bound(site: ServiceBusSite) -> None:
         assert peer.show_token(QUEUE) == 202
         for number in range(200):
             peer.receiver(QUEUE, f"link {number}").grant(1000)
-        peer.manage(QUEUE, "peek-message", ONE)
+        peer.manage(QUEUE, "peek-message", SINGLE_PEEK)
     assert watcher.requests == 201
     assert watcher.most <= 8 * MAX_UNREAD_BYTES  # one after the other: a harmonic sum
 
@@ -290,10 +290,10 @@ def test_nodes_that_come_and_go_leave_nothing_behind(site: ServiceBusSite) -> No
 
 
 def test_a_flood_of_attaches_ends_its_own_connection_alone(site: ServiceBusSite) -> None:
-    with SocketPeer(site.door.port) as other, SocketPeer(site.door.port) as flood:
-        for peer in (other, flood):
+    with SocketPeer(site.door.port) as second, SocketPeer(site.door.port) as flood:
+        for peer in (second, flood):
             assert peer.show_token(QUEUE) == 202
-        sender = other.sender(QUEUE)
+        sender = second.sender(QUEUE)
         assert flood.session.peer is not None
         ignored = replace(flood.session.peer, handle_max=2**32 - 1)  # how many links there may be
         flood.session.peer = ignored
@@ -301,7 +301,7 @@ def test_a_flood_of_attaches_ends_its_own_connection_alone(site: ServiceBusSite)
             options = LinkOptions(source=Source(address=QUEUE))
             flood.session.attach_receiver(f"link {number}", options)
         assert flood.wait_for(ConnectionClosed).error is not None
-        assert isinstance(other.send(sender, b"goes on"), Accepted)
+        assert isinstance(second.send(sender, b"goes on"), Accepted)
 
 
 # -- bytes that nobody should send -----------------------------------------------------------------
@@ -320,15 +320,15 @@ BAD_BYTES = {
 def test_bytes_that_make_no_sense_end_their_connection_alone(
     site: ServiceBusSite, what: str
 ) -> None:
-    with SocketPeer(site.door.port) as other:
-        assert other.show_token(QUEUE) == 202
-        sender = other.sender(QUEUE)
+    with SocketPeer(site.door.port) as second:
+        assert second.show_token(QUEUE) == 202
+        sender = second.sender(QUEUE)
         bad = socket.create_connection(("127.0.0.1", site.door.port), timeout=20)
         with closing(bad), suppress(ConnectionError):
             bad.sendall(BAD_BYTES[what])
             while bad.recv(65536):
                 pass
-        assert isinstance(other.send(sender, b"goes on"), Accepted)
+        assert isinstance(second.send(sender, b"goes on"), Accepted)
 
 
 def nested(depth: int) -> bytes:
@@ -401,12 +401,12 @@ def test_a_key_that_only_sends_neither_sees_nor_settles(site: ServiceBusSite) ->
         assert peer.show_token(QUEUE, name="sends") == 202
         refused = [
             complete(peer, QUEUE, message.lock_token),
-            peer.manage(QUEUE, "peek-message", ONE),
+            peer.manage(QUEUE, "peek-message", SINGLE_PEEK),
             peer.manage(QUEUE, "batch-delete-messages", {"message-count": Int(10)}),
             peer.manage(QUEUE, "get-message-sessions", {"top": Int(10)}),
             peer.manage(QUEUE, "renew-lock", {"lock-tokens": Array(UUID, (message.lock_token,))}),
         ]
-        assert {(one.status, one.condition) for one in refused} == {
+        assert {(item.status, item.condition) for item in refused} == {
             (401, "amqp:unauthorized-access")
         }
         link = peer.session.attach_receiver("link", LinkOptions(source=Source(address=QUEUE)))
@@ -442,7 +442,7 @@ def test_an_answer_that_a_link_cannot_take_is_an_error_and_locks_nothing(
         body = {"sequence-numbers": Array(int, tuple(numbers)), "receiver-settle-mode": UInt(1)}
         reply = peer.manage(QUEUE, "receive-by-sequence-number", body)  # 2 MB; it takes one
         assert (reply.status, reply.condition) == (400, "amqp:link:message-size-exceeded")
-        peeked = peer.manage(QUEUE, "peek-message", ONE | {"message-count": Int(10)})
+        peeked = peer.manage(QUEUE, "peek-message", SINGLE_PEEK | {"message-count": Int(10)})
         assert 1 < len(peeked.body["messages"]) < 10
         few = body | {"sequence-numbers": Array(int, tuple(numbers[:3]))}
         assert len(peer.manage(QUEUE, "receive-by-sequence-number", few).body["messages"]) == 3

@@ -56,12 +56,12 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        return sum(len(one._open) for one in self.conversations)
+        return sum(len(conversation._open) for conversation in self.conversations)
 
     @property
     def conversations(self) -> list[ServerConversation]:
         clients = list(self.door.attendance.clients)
-        return [one.conversation for one in clients if isinstance(one, NativeConnection)]
+        return [client.conversation for client in clients if isinstance(client, NativeConnection)]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
     bad, good = doorway.hog(), doorway.hog()
     bad.write(frames_of(poll))
     assert wait_until(lambda: doorway.unanswered == 1)
-    [waiting] = [one for one in doorway.conversations if one._open]
+    [waiting] = [conversation for conversation in doorway.conversations if conversation._open]
 
     def raising(*_: Any) -> None:
         raise RuntimeError("a reply that cannot be written")

@@ -189,7 +189,7 @@ def test_a_doubling_action_that_the_log_holds_buries_messages_and_restarts_nothi
 def rule_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """Return the facts of the log lines about rules that failed."""
     found: list[dict[str, Any]] = [getattr(line, "facts", {}) for line in caplog.records]
-    return [one for one in found if one.get("event") == "rule_failed"]
+    return [item for item in found if item.get("event") == "rule_failed"]
 
 
 def test_rule_failures_are_counted_for_good_and_logged_at_a_bounded_rate(
@@ -206,7 +206,7 @@ def test_rule_failures_are_counted_for_good_and_logged_at_a_bounded_rate(
         assert line["reason"]
         street.site.wait(seconds=11)
         street.editor.ask(Send(NEWS, [bad]))
-        assert [one["suppressed"] > 0 for one in rule_lines(caplog)] == [False, True]
+        assert [rule_line["suppressed"] > 0 for rule_line in rule_lines(caplog)] == [False, True]
         street.site.ask(DeleteEntity(SPORT))
         assert admin.metric("twinbus_rule_failures_total") == 101
         monkeypatch.setattr(street.site.engine.namespace, "serve", lambda *_: 1 // 0)
@@ -422,10 +422,10 @@ def test_waits_of_one_key_leave_room_for_others_and_a_reserve_for_managers(
     street = Street(make_site(namespace=thresholds))
     wait = timedelta(hours=1)
     hog = answered(street.hog.together(*[Receive(JUNK, wait=wait)] * 30))
-    assert sum(isinstance(one, ServerBusyError) for one in hog) == 25  # a quarter of 20 wait
+    assert sum(isinstance(item, ServerBusyError) for item in hog) == 25  # a quarter of 20 wait
     for crowd in range(4):
-        other = street.move_in(f"other-{crowd}", JUNK, Claim.LISTEN)
-        other.together(*[Receive(JUNK, wait=wait)] * 30)
+        second = street.move_in(f"other-{crowd}", JUNK, Claim.LISTEN)
+        second.together(*[Receive(JUNK, wait=wait)] * 30)
     with pytest.raises(ServerBusyError):
         street.victim.ask(Receive(VICTIM, wait=wait))
     root = street.move_in("root", None, Claim.MANAGE)

@@ -192,7 +192,7 @@ def test_a_victim_does_not_wait_for_all_that_another_key_asked_before(street: St
     flood = [street.editor.question(update) for _ in range(100)]
     honest = street.victim.question(Send(VICTIM, messages(1)))
     for question in (*flood, honest):
-        question.on_reply = lambda one: order.append(one.principal.id)
+        question.on_reply = lambda value: order.append(value.principal.id)
     street.site.embedded.hand_over([*flood, honest])
     assert order.index(honest.principal.id) < 10
 
@@ -326,8 +326,8 @@ def test_a_key_of_a_folder_cannot_fill_the_namespace_with_entities(
         with pytest.raises(QuotaExceededError, match="has 5 entities"):
             keeper.ask(CreateEntity(kind(path=path)))
     street.site.ask(CreateEntity(QueueDescription(path=backlog_queue_path("contoso", 5))))
-    other = street.move_in("other", backlog_folder("fabrikam"), Claim.MANAGE)
-    other.ask(CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))))
+    second = street.move_in("other", backlog_folder("fabrikam"), Claim.MANAGE)
+    second.ask(CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))))
 
 
 @pytest.mark.parametrize("partitioned", [False, True])
@@ -378,8 +378,8 @@ def test_a_key_of_a_folder_hears_the_same_of_topics_that_exist_and_that_do_not(
     street: Street,
 ) -> None:
     keeper = street.move_in("keeper", backlog_folder("contoso"), Claim.MANAGE)
-    heard = set()
+    received = set()
     for path in (NEWS, "missing"):
         [question] = keeper.together(ListEntities(EntityKind.SUBSCRIPTION, path))
-        heard.add(question.error.code if question.error else str(question.value))
-    assert len(heard) == 1
+        received.add(question.error.code if question.error else str(question.value))
+    assert len(received) == 1

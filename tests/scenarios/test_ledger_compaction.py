@@ -124,14 +124,14 @@ def test_a_crash_after_compaction_gives_no_message_the_id_of_another(small: Site
     for number in range(55):
         send(small, message("y" * 100, message_id=f"other {number}"), path=PASSING)
     roll(small)
-    there = number_of(small, DEAD)
+    dead_queue = number_of(small, DEAD)
     dead_letter(small, MANY)
     complete(small, *receive(small, DEAD), path=DEAD)
     small.wait(milliseconds=1)
     assert min(small.engine.log.segments) > 1
     small.crash()
-    found = {place: i for place, i in closed(small).accepted.items() if place[0] == there}
-    assert found == {(there, number + 1): f"mine {number}" for number in range(18)}
+    found = {place: i for place, i in closed(small).accepted.items() if place[0] == dead_queue}
+    assert found == {(dead_queue, number + 1): f"mine {number}" for number in range(18)}
 
 
 # -- switched off ----------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_a_ledger_of_operations_alone_has_no_trail(make_site: MakeSite) -> None:
     assert not (site.directory / "ledger/messages").exists()
 
 
-def test_what_the_log_still_knows_is_told_when_the_ledger_is_switched_on_again(
+def test_records_still_in_the_log_are_reported_when_the_ledger_is_switched_on_again(
     noted: Site,
 ) -> None:
     queue(noted)
@@ -218,11 +218,11 @@ def test_the_mark_of_another_log_hides_nothing(noted: Site) -> None:
     for _ in range(9):
         send(noted, "a")
     noted.embedded.close()
-    other = Site(noted.directory.with_name("other"))
-    queue(other)
-    other.embedded.close()
+    second = Site(noted.directory.with_name("other"))
+    queue(second)
+    second.embedded.close()
     shutil.rmtree(noted.directory / "log")
-    shutil.move(other.directory / "log", noted.directory / "log")
+    shutil.move(second.directory / "log", noted.directory / "log")
     noted.open()
     send(noted, message("b", message_id="B"))
     noted.crash()

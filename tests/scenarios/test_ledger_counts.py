@@ -56,11 +56,11 @@ def test_the_files_say_what_read_meter_says(noted: Site) -> None:
     work(noted)
     roll(noted)
     work(noted)
-    said = added_up(noted.ask(ReadMeter()).to_pylist())
+    output = added_up(noted.ask(ReadMeter()).to_pylist())
     noted.embedded.close()
     reading = ("", "ReadMeter", "management", "ok")
-    said += Counter({(*reading, "count"): 1, (*reading, "units"): 1})
-    assert added_up(rows_of(noted, OPERATIONS)) == said
+    output += Counter({(*reading, "count"): 1, (*reading, "units"): 1})
+    assert added_up(rows_of(noted, OPERATIONS)) == output
 
 
 def test_the_meter_counts_on_whatever_was_written(noted: Site) -> None:

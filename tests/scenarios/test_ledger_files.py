@@ -32,9 +32,9 @@ from tests.scenarios.ledger_site import (
     metered,
     peeked,
     places,
+    read_trail,
     roll,
     rows_of,
-    told,
     work,
 )
 from tests.scenarios.site import Site
@@ -89,7 +89,7 @@ def test_a_real_writer_thread_tells_everything(tmp_path: Path) -> None:
         site.wait(seconds=1)
     shown = peeked(site)
     site.embedded.close()
-    found = told(site)
+    found = read_trail(site)
     assert found.standing == set(shown)
     assert len(found.by("completed")) == 20
     assert added_up(rows_of(site, OPERATIONS)) == metered(site)
@@ -150,8 +150,10 @@ def test_the_oldest_files_are_deleted_when_the_ledgers_exceed_their_bound(
     assert min(path.name for path in kept) >= f"{until:%Y%m%dT%H%M%S}"
     found = closed(site)
     assert found.gaps == [max(found.gaps)]
-    told_records = [row["record"] for row in rows_of(site, MESSAGES) if row["event"] == "accepted"]
-    assert min(told_records) > max(found.gaps)
+    accepted_records = [
+        row["record"] for row in rows_of(site, MESSAGES) if row["event"] == "accepted"
+    ]
+    assert min(accepted_records) > max(found.gaps)
 
 
 def test_files_within_the_bound_stay(make_site: MakeSite, caplog: pytest.LogCaptureFixture) -> None:
@@ -228,7 +230,7 @@ def test_a_ledger_that_cannot_be_written_never_disturbs_the_broker(
     assert (blocked.directory / "ledger").read_text() == "in the way"
 
 
-def test_what_was_held_is_written_when_the_folder_is_mended(blocked: Site) -> None:
+def test_buffered_rows_are_written_when_the_folder_is_mended(blocked: Site) -> None:
     queue(blocked)
     for _ in range(3):
         work(blocked)
@@ -245,7 +247,7 @@ def test_what_was_held_is_written_when_the_folder_is_mended(blocked: Site) -> No
     assert added_up(rows_of(blocked, OPERATIONS)) == metered(blocked)
 
 
-def test_a_trail_that_could_not_be_written_is_told_after_a_crash(blocked: Site) -> None:
+def test_a_trail_that_could_not_be_written_is_reported_after_a_crash(blocked: Site) -> None:
     queue(blocked)
     work(blocked)
     roll(blocked)
@@ -323,7 +325,7 @@ def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small:
 def test_what_memory_cannot_hold_is_given_up_with_a_gap(
     blocked: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_HELD_ROWS", 10)
+    monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_BUFFERED_ROWS", 10)
     queue(blocked)
     for _ in range(6):
         send(blocked, *"abcd")

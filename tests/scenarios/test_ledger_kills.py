@@ -27,8 +27,8 @@ from tests.scenarios.ledger_site import (
     counts,
     number_of,
     places,
+    read_trail,
     roll,
-    told,
 )
 from tests.scenarios.site import Site
 from twinbus.clock import ManualClock
@@ -86,11 +86,13 @@ def test_after_a_real_kill_the_trail_tells_every_acknowledged_message(
     site.open()
     shown = {place: i for place, i in all_peeked(site).items() if place[0] == number_of(site)}
     found = closed(site)
-    sending = [one for what, *ids in lines if what == "sending" for one in ids]
-    sent = [int(one) for what, *numbers in lines if what == "sent" for one in numbers]
-    completing = [int(one) for what, *numbers in lines if what == "completing" for one in numbers]
-    done = [[int(one) for one in numbers] for what, *numbers in lines if what == "completed"]
-    surely = {one for numbers in done[:-1] for one in numbers}  # the last may miss its sync
+    sending = [item for what, *ids in lines if what == "sending" for item in ids]
+    sent = [int(number) for what, *numbers in lines if what == "sent" for number in numbers]
+    completing = [
+        int(number) for what, *numbers in lines if what == "completing" for number in numbers
+    ]
+    done = [[int(number) for number in numbers] for what, *numbers in lines if what == "completed"]
+    surely = {number for numbers in done[:-1] for number in numbers}  # the last may miss its sync
     assert len(sent) > 500
     assert places(site, sent) <= set(found.accepted)
     assert [found.accepted[number_of(site), n] for n in sent] == sending[: len(sent)]
@@ -123,7 +125,7 @@ def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
 
     monkeypatch.setattr(noted.engine._ledgers._messages, "put_mark", fail)
     roll(noted)
-    before = told(noted)
+    before = read_trail(noted)
     noted.crash()
     after = closed(noted)
     assert before.standing == places(noted, [2])

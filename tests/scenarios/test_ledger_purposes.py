@@ -161,7 +161,7 @@ def test_emptying_a_backlog_queue_is_the_syphons(noted: Site) -> None:
     assert found == {(kind, "syphon", "ok"): 1 for kind in kinds}
 
 
-def test_sending_home_what_a_range_held_is_the_syphons(noted: Site) -> None:
+def test_sending_home_the_messages_of_a_range_is_the_syphons(noted: Site) -> None:
     queue(noted, BACKLOG)
     queue(noted)
     send(noted, "a", path=BACKLOG)

@@ -40,9 +40,9 @@ from tests.scenarios.ledger_site import (
     number_of,
     peeked,
     places,
+    read_trail,
     roll,
     rows_of,
-    told,
 )
 from tests.scenarios.site import Site
 from tests.unit.properties import replayed
@@ -65,20 +65,20 @@ from twinbus.protocol.commands import (
 # -- the trail -------------------------------------------------------------------------------------
 
 
-def test_every_message_taken_is_told_once_with_its_id(noted: Site) -> None:
+def test_every_message_taken_is_reported_once_with_its_id(noted: Site) -> None:
     queue(noted)
     sent = [message("a", message_id=f"id {n}") for n in range(9)]
     numbers = send(noted, *sent[:4]) + send(noted, *sent[4:])
     roll(noted)
     found = closed(noted)
-    one = number_of(noted)
-    assert found.accepted == {(one, n): m.message_id for n, m in zip(numbers, sent, strict=True)}
-    assert found.paths[one] == {QUEUE}
+    item = number_of(noted)
+    assert found.accepted == {(item, n): m.message_id for n, m in zip(numbers, sent, strict=True)}
+    assert found.paths[item] == {QUEUE}
     assert all(count == 1 for (event, _), count in found.tellings.items() if event == "accepted")
     assert found.gaps == []
 
 
-def test_what_was_refused_or_known_or_a_ping_is_not_told(noted: Site) -> None:
+def test_what_was_refused_or_known_or_a_ping_is_not_reported(noted: Site) -> None:
     queue(noted, requires_duplicate_detection=True)
     send(noted, message("a", message_id="1"), message("again", message_id="1"))
     send(noted, message("again", message_id="1"), message("", content_type=PING_CONTENT_TYPE))
@@ -87,7 +87,7 @@ def test_what_was_refused_or_known_or_a_ping_is_not_told(noted: Site) -> None:
     assert list(closed(noted).accepted.values()) == ["1"]
 
 
-def test_completed_messages_are_told_by_their_numbers(noted: Site) -> None:
+def test_completed_messages_are_reported_by_their_numbers(noted: Site) -> None:
     queue(noted)
     numbers = send(noted, *"abcdefgh")
     received = receive(noted)
@@ -111,13 +111,18 @@ def test_a_dead_lettered_message_is_accepted_by_the_dead_letter_queue(noted: Sit
     dead_letter(noted, 2)
     roll(noted)
     complete(noted, receive_one(noted, DEAD), path=DEAD)
-    here, there = number_of(noted), number_of(noted, DEAD)
+    queue_number, dead_queue = number_of(noted), number_of(noted, DEAD)
     found = closed(noted)
-    assert found.by("dead_lettered") == {(here, 1), (here, 2)}
-    assert found.accepted == {(here, 1): "A", (here, 2): "B", (there, 1): "A", (there, 2): "B"}
-    assert found.by("completed") == {(there, 1)}
-    assert found.standing == {(there, 2)}
-    assert found.paths == {here: {QUEUE}, there: {DEAD}}
+    assert found.by("dead_lettered") == {(queue_number, 1), (queue_number, 2)}
+    assert found.accepted == {
+        (queue_number, 1): "A",
+        (queue_number, 2): "B",
+        (dead_queue, 1): "A",
+        (dead_queue, 2): "B",
+    }
+    assert found.by("completed") == {(dead_queue, 1)}
+    assert found.standing == {(dead_queue, 2)}
+    assert found.paths == {queue_number: {QUEUE}, dead_queue: {DEAD}}
 
 
 def test_too_many_deliveries_dead_letter(noted: Site) -> None:
@@ -129,16 +134,18 @@ def test_too_many_deliveries_dead_letter(noted: Site) -> None:
 
 
 @pytest.mark.parametrize("dead_letters", [False, True])
-def test_expired_messages_are_told(noted: Site, dead_letters: bool) -> None:
+def test_expired_messages_are_reported(noted: Site, dead_letters: bool) -> None:
     queue(noted, enable_dead_lettering_on_message_expiration=dead_letters)
     send(noted, message("a", message_id="A", time_to_live=timedelta(seconds=10)), "stays")
     noted.wait(seconds=11)
-    here, there = number_of(noted), number_of(noted, DEAD)
+    queue_number, dead_queue = number_of(noted), number_of(noted, DEAD)
     found = closed(noted)
-    assert found.by("expired") == {(here, 1)}
-    assert found.standing == ({(here, 2), (there, 1)} if dead_letters else {(here, 2)})
+    assert found.by("expired") == {(queue_number, 1)}
+    assert found.standing == (
+        {(queue_number, 2), (dead_queue, 1)} if dead_letters else {(queue_number, 2)}
+    )
     if dead_letters:
-        assert found.accepted[there, 1] == "A"
+        assert found.accepted[dead_queue, 1] == "A"
 
 
 def test_a_scheduled_message_is_accepted_then_activated_under_a_new_number(noted: Site) -> None:
@@ -146,14 +153,14 @@ def test_a_scheduled_message_is_accepted_then_activated_under_a_new_number(noted
     when = later(noted, hours=1)
     send(noted, message("a", message_id="A", scheduled_enqueue_time_utc=when))
     noted.wait(hours=1)
-    here = number_of(noted)
+    queue_number = number_of(noted)
     assert take(noted) == ["a"]
     found = closed(noted)
-    assert found.ended == {(here, 1): "activated", (here, 2): "completed"}
-    assert found.accepted == {(here, 1): "A", (here, 2): "A"}
+    assert found.ended == {(queue_number, 1): "activated", (queue_number, 2): "completed"}
+    assert found.accepted == {(queue_number, 1): "A", (queue_number, 2): "A"}
 
 
-def test_a_cancelled_message_is_told(noted: Site) -> None:
+def test_a_cancelled_message_is_reported(noted: Site) -> None:
     queue(noted)
     when = later(noted, hours=1)
     numbers = send(noted, *[message(t, scheduled_enqueue_time_utc=when) for t in "ab"])
@@ -184,7 +191,7 @@ def test_a_message_scheduled_far_ahead_removes_nothing(make_site: MakeSite) -> N
     assert before.items() <= closed(site).accepted.items()
 
 
-def test_a_message_activated_long_after_it_was_due_is_told(noted: Site) -> None:
+def test_a_message_activated_long_after_it_was_due_is_reported(noted: Site) -> None:
     queue(noted)
     send(noted, message("a", scheduled_enqueue_time_utc=later(noted, hours=1)))
     noted.embedded.close()
@@ -197,14 +204,14 @@ def test_a_message_activated_long_after_it_was_due_is_told(noted: Site) -> None:
     assert found.standing == places(noted, [2])
 
 
-def test_forwarding_is_told_from_queue_to_queue(noted: Site) -> None:
+def test_forwarding_is_reported_from_queue_to_queue(noted: Site) -> None:
     queue(noted, "target", max_size_in_megabytes=1)
     queue(noted, forward_to="target")
     send(noted, message("a", message_id="A"))
-    there = number_of(noted, "target")
+    target = number_of(noted, "target")
     found = closed(noted)
-    assert found.accepted == {(there, 1): "A"}
-    assert found.standing == {(there, 1)}
+    assert found.accepted == {(target, 1): "A"}
+    assert found.standing == {(target, 1)}
 
 
 def test_a_parked_message_is_forwarded_when_there_is_room(noted: Site) -> None:
@@ -212,18 +219,18 @@ def test_a_parked_message_is_forwarded_when_there_is_room(noted: Site) -> None:
     queue(noted, forward_to="target")
     send(noted, *["x" * 200_000] * 5, path="target")
     sent = [message("y" * 200_000, message_id=f"{n}") for n in range(3)]
-    for one in sent:
-        send(noted, one)
+    for item in sent:
+        send(noted, item)
     parked = {place for place in peeked(noted, QUEUE) if place[0] == number_of(noted)}
     take(noted, "target")
     noted.wait(minutes=5)
     found = closed(noted)
-    here, there = number_of(noted), number_of(noted, "target")
+    source, target = number_of(noted), number_of(noted, "target")
     assert parked
     assert found.by("forwarded") == parked
-    arrived = [i for place, i in found.accepted.items() if place[0] == there and place[1] > 5]
+    arrived = [i for place, i in found.accepted.items() if place[0] == target and place[1] > 5]
     assert sorted(arrived) == ["0", "1", "2"]
-    assert not [place for place in found.standing if place[0] == here]
+    assert not [place for place in found.standing if place[0] == source]
 
 
 def test_a_forwarded_dead_letter_is_recorded_in_each_queue(noted: Site) -> None:
@@ -231,73 +238,73 @@ def test_a_forwarded_dead_letter_is_recorded_in_each_queue(noted: Site) -> None:
     queue(noted, forward_dead_lettered_messages_to="target")
     send(noted, message("a", message_id="A"))
     settle(noted, Disposition.DEAD_LETTER, receive_one(noted))
-    here, there = number_of(noted), number_of(noted, "target")
+    source, target = number_of(noted), number_of(noted, "target")
     found = closed(noted)
-    assert found.accepted == {(here, 1): "A", (here + 1, 1): "A", (there, 1): "A"}
-    assert found.by("dead_lettered") == {(here, 1)}
-    assert found.by("forwarded") == {(here + 1, 1)}
-    assert found.standing == {(there, 1)}
+    assert found.accepted == {(source, 1): "A", (source + 1, 1): "A", (target, 1): "A"}
+    assert found.by("dead_lettered") == {(source, 1)}
+    assert found.by("forwarded") == {(source + 1, 1)}
+    assert found.standing == {(target, 1)}
 
 
-def test_each_copy_of_a_topic_is_told_where_it_went(noted: Site) -> None:
+def test_the_destination_of_each_copy_of_a_topic_is_reported(noted: Site) -> None:
     topic(noted)
     paths = [subscription(noted, name) for name in ("one", "two")]
     send(noted, message("a", message_id="A"), message("b", message_id="B"), path=TOPIC)
     complete(noted, receive_one(noted, paths[0]), path=paths[0])
-    one, two = (number_of(noted, path) for path in paths)
+    first, second = (number_of(noted, path) for path in paths)
     found = closed(noted)
-    assert found.accepted == {(one, 1): "A", (one, 2): "B", (two, 1): "A", (two, 2): "B"}
-    assert found.ended == {(one, 1): "completed"}
-    assert found.paths == {one: {paths[0]}, two: {paths[1]}}
+    assert found.accepted == {(first, 1): "A", (first, 2): "B", (second, 1): "A", (second, 2): "B"}
+    assert found.ended == {(first, 1): "completed"}
+    assert found.paths == {first: {paths[0]}, second: {paths[1]}}
 
 
-def test_what_is_deleted_with_its_queue_is_told(noted: Site) -> None:
+def test_what_is_deleted_with_its_queue_is_reported(noted: Site) -> None:
     queue(noted)
     send(noted, "a", "b", "c")
     complete(noted, receive_one(noted))
     dead_letter(noted)
-    here, there = number_of(noted), number_of(noted, DEAD)
+    queue_number, dead_queue = number_of(noted), number_of(noted, DEAD)
     noted.ask(DeleteEntity(QUEUE))
     queue(noted)
     send(noted, "new")
     found = closed(noted)
-    assert found.by("deleted") == {(here, 3), (there, 1)}
+    assert found.by("deleted") == {(queue_number, 3), (dead_queue, 1)}
     assert found.standing == {(number_of(noted), 1)}
-    assert number_of(noted) not in (here, there)
-    assert found.paths[here] == {QUEUE}
+    assert number_of(noted) not in (queue_number, dead_queue)
+    assert found.paths[queue_number] == {QUEUE}
 
 
-def test_what_is_deleted_with_its_topic_is_told(noted: Site) -> None:
+def test_what_is_deleted_with_its_topic_is_reported(noted: Site) -> None:
     topic(noted)
     path = subscription(noted, "one")
     send(noted, "a", path=TOPIC)
-    one = number_of(noted, path)
+    item = number_of(noted, path)
     noted.ask(DeleteEntity(TOPIC))
     found = closed(noted)
-    assert found.by("deleted") == {(one, 1)}
-    assert found.paths[one] == {path}
+    assert found.by("deleted") == {(item, 1)}
+    assert found.paths[item] == {path}
 
 
-def test_a_queue_deleted_for_being_idle_is_told(noted: Site) -> None:
+def test_a_queue_deleted_for_being_idle_is_reported(noted: Site) -> None:
     queue(noted, auto_delete_on_idle=timedelta(minutes=10))
     send(noted, "a")
-    here = number_of(noted)
+    queue_number = number_of(noted)
     noted.wait(minutes=11)
-    assert closed(noted).by("deleted") == {(here, 1)}
+    assert closed(noted).by("deleted") == {(queue_number, 1)}
 
 
 def test_the_trail_of_a_deleted_queue_has_its_path_after_a_crash(noted: Site) -> None:
     queue(noted)
     send(noted, "a")
-    here = number_of(noted)
+    queue_number = number_of(noted)
     noted.ask(DeleteEntity(QUEUE))
     noted.crash()
     found = closed(noted)
-    assert found.by("deleted") == {(here, 1)}
-    assert found.paths[here] == {QUEUE}
+    assert found.by("deleted") == {(queue_number, 1)}
+    assert found.paths[queue_number] == {QUEUE}
 
 
-def test_ranges_are_told(noted: Site) -> None:
+def test_ranges_are_reported(noted: Site) -> None:
     queue(noted)
     numbers = send(noted, *"abcdef")
     lease = noted.ask(LeaseRange(QUEUE, "syphon", 5))
@@ -311,18 +318,18 @@ def test_inventories_at_the_beginning_and_the_end_say_what_peek_shows(noted: Sit
     queue(noted)
     send(noted, *"abcdefghij")
     send(noted, message("k", scheduled_enqueue_time_utc=later(noted, hours=1)))
-    one, two, three, four, *_ = receive(noted, count=6)
-    complete(noted, one)
-    abandon(noted, two)
-    settle(noted, Disposition.DEFER, three)
-    settle(noted, Disposition.DEAD_LETTER, four)
+    first, second, third, fourth, *_ = receive(noted, count=6)
+    complete(noted, first)
+    abandon(noted, second)
+    settle(noted, Disposition.DEFER, third)
+    settle(noted, Disposition.DEAD_LETTER, fourth)
     shown = set(peeked(noted))
     assert len(shown) == 10
     noted.embedded.close()
-    assert told(noted).inventories == [set(), shown]
+    assert read_trail(noted).inventories == [set(), shown]
     noted.open()
     noted.embedded.close()
-    assert told(noted).inventories == [set(), shown, shown, shown]
+    assert read_trail(noted).inventories == [set(), shown, shown, shown]
 
 
 def test_an_inventory_is_taken_every_hour(noted: Site) -> None:
@@ -330,7 +337,7 @@ def test_an_inventory_is_taken_every_hour(noted: Site) -> None:
     send(noted, "a")
     for _ in range(181):
         noted.wait(minutes=1)
-    assert len(told(noted).inventories) == 4
+    assert len(read_trail(noted).inventories) == 4
 
 
 def test_abandoning_and_deferring_alone_do_not_trouble_the_ledger(
@@ -339,9 +346,9 @@ def test_abandoning_and_deferring_alone_do_not_trouble_the_ledger(
     queue(noted)
     send(noted, "a", "b")
     roll(noted)
-    one, two = receive(noted)
-    abandon(noted, one)
-    settle(noted, Disposition.DEFER, two)
+    first, second = receive(noted)
+    abandon(noted, first)
+    settle(noted, Disposition.DEFER, second)
     roll(noted)
     assert is_well(noted)
     assert caplog.records == []
@@ -368,11 +375,11 @@ def test_the_trail_goes_on_after_the_broker_healed_itself(noted: Site) -> None:
 def test_storage_trouble_leaves_a_complete_trail(noted: Site, trouble: str) -> None:
     queue(noted)
     send(noted, "a", "b")
-    held = receive(noted)
+    stored = receive(noted)
     setattr(noted.disk, trouble, True)
     send(noted, message("c", message_id="C"))
     with suppress(StoreUnavailableError):  # a full disk has a reserve for it, a dead one has none
-        complete(noted, held[0])
+        complete(noted, stored[0])
     with pytest.raises(StoreUnavailableError):
         send(noted, message("d", scheduled_enqueue_time_utc=later(noted, hours=1)))
     setattr(noted.disk, trouble, False)

@@ -161,15 +161,15 @@ def test_the_modes_do_not_depend_on_the_umask(namespace: EmbeddedNamespace) -> N
 def test_two_namespaces_have_two_doors_and_the_key_of_one_does_not_open_the_other(
     make: Callable[..., EmbeddedNamespace],
 ) -> None:
-    with PrivateDoor(make("one"), ALL) as one, PrivateDoor(make("other"), ALL) as other:
-        assert socket_of(one) != socket_of(other)
+    with PrivateDoor(make("one"), ALL) as first, PrivateDoor(make("other"), ALL) as second:
+        assert socket_of(first) != socket_of(second)
         with pytest.raises(UnauthorizedError):
-            ask(replace(other.connection, key=one.connection.key), Peek(QUEUE))
-        ask(one.connection, Send(QUEUE, [BrokeredMessage(b"to one")]))
-        assert_serves(other)
-        one.close()
-        assert_is_gone(one)
-        assert_serves(other)
+            ask(replace(second.connection, key=first.connection.key), Peek(QUEUE))
+        ask(first.connection, Send(QUEUE, [BrokeredMessage(b"to one")]))
+        assert_serves(second)
+        first.close()
+        assert_is_gone(first)
+        assert_serves(second)
 
 
 def test_a_worker_at_the_primary_may_bring_messages_home_and_nothing_else(
@@ -461,12 +461,12 @@ def test_a_namespace_that_nobody_has_open_is_opened_and_closed_with_the_doors(
 
 def test_a_worker_that_finds_the_door_of_another_namespace_hears_so(tmp_path: Path) -> None:
     with WorkerDoors() as doors:
-        one, other = (
+        first, second = (
             ConnectionString.parse(doors.connection_for(embedded(tmp_path / name), ALL))
             for name in ("one", "other")
         )
         with pytest.raises(UnauthorizedError, match="is for the namespace with the id"):
-            ask(replace(other, namespace_id=one.namespace_id), ListEntities(EntityKind.QUEUE))
+            ask(replace(second, namespace_id=first.namespace_id), ListEntities(EntityKind.QUEUE))
 
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "yarn", "k8s://https://host"])

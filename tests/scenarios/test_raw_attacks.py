@@ -34,7 +34,7 @@ def street(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Street]:
         raw_senders_beyond_64_bits,
         raw_settlements_of_many_intervals,
     ],
-    ids=lambda one: one.__name__,
+    ids=lambda value: value.__name__,
 )
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_raw_attack_is_refused_and_restarts_nothing(

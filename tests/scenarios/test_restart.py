@@ -87,8 +87,8 @@ def test_deleting_an_entity_while_its_messages_are_moved_counts_each_once(
     send(site, "kept", path="kept")
     for _ in range(20):
         send(site, "y" * 2000, path="passing")
-    for one in receive(site, "passing", count=20):
-        complete(site, one, path="passing")
+    for item in receive(site, "passing", count=20):
+        complete(site, item, path="passing")
     site.ask(DeleteEntity("deleted"))
     site.wait(seconds=1)
     assert site.engine.namespace.faults() == []
@@ -255,13 +255,13 @@ def test_a_view_of_a_message_stays_as_it_is_though_the_broker_is_opened_again(
     site = make_site(segment_bytes=20_000)
     queue(site)
     send(site, "A" * 10_000)
-    held = site.ask(Receive(QUEUE))
+    found = site.ask(Receive(QUEUE))
     site.reopen()
     complete(site, receive_one(site))
     for _ in range(12):
         send(site, "Z" * 10_000)
         complete(site, receive_one(site))
-    assert held.column("body")[0].as_py() == b"A" * 10_000
+    assert found.column("body")[0].as_py() == b"A" * 10_000
 
 
 def test_many_large_sends_in_one_turn_are_all_taken(site: Site) -> None:
@@ -295,8 +295,8 @@ def test_settlements_acknowledged_while_the_disk_is_full_survive_a_crash(site: S
     taken = receive(site, count=2)
     site.disk.full = True
     send(site, "spilled")
-    for one in taken:
-        complete(site, one)
+    for item in taken:
+        complete(site, item)
     site.crash()
     site.wait(seconds=2)
     assert bodies(peek(site)) == ["spilled"]
@@ -311,8 +311,10 @@ def test_a_delivery_that_was_waited_for_is_metered_with_what_it_carried(site: Si
     assert (row["count"], row["messages"], row["units"]) == (1, 1, 2)
 
 
-@pytest.mark.parametrize("others", [0, 1])
-def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, others: int) -> None:
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(
+    site: Site, neighbours: int
+) -> None:
     queue(site)
     for number in range(3):
         asked = [
@@ -321,14 +323,14 @@ def test_a_send_that_comes_again_after_a_restart_is_enqueued_once(site: Site, ot
                     QUEUE, [message("a")], Origin(sender_source(sender), range(number, number + 1))
                 )
             )
-            for sender in range(1, 2 + others)
+            for sender in range(1, 2 + neighbours)
         ]
-        assert all(one.result().sequence_numbers[0] for one in asked)
+        assert all(item.result().sequence_numbers[0] for item in asked)
     site.reopen()
     again = Send(QUEUE, [message("a")] * 3, Origin(sender_source(1), range(3)))
     assert site.ask(again).sequence_numbers == [0, 0, 0]
     site.reopen()
-    assert len(peek(site)) == 3 * (1 + others)
+    assert len(peek(site)) == 3 * (1 + neighbours)
 
 
 def test_when_the_state_of_a_session_was_set_outlives_restarts_and_compaction(site: Site) -> None:

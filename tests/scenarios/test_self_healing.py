@@ -78,7 +78,7 @@ def test_a_command_that_breaks_a_turn_of_its_own_is_not_to_be_repeated(site: Sit
     assert Path(str(caught.value.bundle)).is_dir()
 
 
-def test_commands_that_share_a_broken_turn_are_told_to_try_again(site: Site) -> None:
+def test_commands_that_share_a_broken_turn_get_a_transient_error(site: Site) -> None:
     queue(site)
     break_next(site)
     calls = [BlockingRequest(Peek(QUEUE)) for _ in range(3)]
@@ -192,7 +192,7 @@ def test_a_message_locked_before_healing_is_delivered_again(site: Site) -> None:
     assert receive_one(site).body == b"a"
 
 
-def test_waiting_receives_are_told_of_the_restart(site: Site) -> None:
+def test_waiting_receives_fail_at_the_restart(site: Site) -> None:
     queue(site)
     waiting = start(site, Receive(QUEUE, wait=timedelta(hours=1)))
     break_next(site)
@@ -379,8 +379,8 @@ def test_a_restart_is_logged_with_what_was_recovered(
     break_next(site)
     with pytest.raises(CommandFailedError):
         peek(site)
-    told = [getattr(line, "facts", {}) for line in caplog.records]
-    events = {one.get("event"): one for one in told}
+    reported = [getattr(line, "facts", {}) for line in caplog.records]
+    events = {item.get("event"): item for item in reported}
     assert "RuntimeError" in events["restarting"]["cause"]
     assert (events["restarted"]["messages"], events["restarted"]["restarts"]) == (2, 1)
     assert events["restarted"]["records"] > 0

@@ -91,9 +91,9 @@ def test_entities_of_the_file_are_there_at_the_start(server: Server) -> None:
 def test_a_mistake_in_the_file_stops_the_start_and_is_named(server: Server) -> None:
     path = server.folder / "bad.toml"
     path.write_text("[[queue]]\npath = 'orders'\nlok_duration = '30s'")
-    said = server.refused("--config", str(path))
-    assert "bad.toml" in said
-    assert "lok_duration" in said
+    output = server.refused("--config", str(path))
+    assert "bad.toml" in output
+    assert "lok_duration" in output
 
 
 def test_only_loopback_is_listened_on(running: Server) -> None:
@@ -109,7 +109,7 @@ def test_only_loopback_is_listened_on(running: Server) -> None:
             _, local, _, state, *rest = line.split()
             if state == "0A" and f"socket:[{rest[5]}]" in sockets:
                 listening.append(local)
-    found = {(host[-8:], int(port, 16)) for host, port in (one.split(":") for one in listening)}
+    found = {(host[-8:], int(port, 16)) for host, port in (item.split(":") for item in listening)}
     assert found == {("0100007F", running.port), ("0100007F", running.admin_port)}
 
 
@@ -133,17 +133,17 @@ def test_an_address_of_the_next_generation_will_do(server: Server) -> None:
 
 
 def test_a_second_server_on_the_directory_is_refused(running: Server) -> None:
-    said = Server(running.folder).refused()
-    assert str(running.folder / "shop") in said
-    assert "is in use by process" in said
+    output = Server(running.folder).refused()
+    assert str(running.folder / "shop") in output
+    assert "is in use by process" in output
 
 
 @pytest.mark.parametrize("door", ["port", "admin_port"])
 def test_a_second_server_on_a_port_is_refused(running: Server, server: Server, door: str) -> None:
     setattr(server, door, getattr(running, door))
-    said = server.refused()
-    assert str(getattr(running, door)) in said
-    assert f"--{door.replace('_', '-')}" in said
+    output = server.refused()
+    assert str(getattr(running, door)) in output
+    assert f"--{door.replace('_', '-')}" in output
     running.send(b"still there")
     assert b"still there" in running.take()
 
@@ -234,13 +234,13 @@ def test_what_was_locked_is_delivered_after_a_restart(server: Server) -> None:
 
 
 def test_tls_from_end_to_end(server: Server) -> None:
-    authority, other = trustme.CA(), trustme.CA()
+    authority, second = trustme.CA(), trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     paths = {name: server.folder / name for name in ("cert.pem", "key.pem", "ca.pem", "other.pem")}
     certificate.cert_chain_pems[0].write_to_path(paths["cert.pem"])
     certificate.private_key_pem.write_to_path(paths["key.pem"])
     authority.cert_pem.write_to_path(paths["ca.pem"])
-    other.cert_pem.write_to_path(paths["other.pem"])
+    second.cert_pem.write_to_path(paths["other.pem"])
     options = ["--tls-certificate", str(paths["cert.pem"]), "--tls-key", str(paths["key.pem"])]
     first, ready = server.start(ORDERS, *options)
     assert first.startswith("Endpoint=twinbus+tls://127.0.0.1:")
@@ -278,14 +278,14 @@ def test_the_health_check_of_the_container_finds_a_server_with_or_without_tls(
 # -- health and metrics ----------------------------------------------------------------------------
 
 
-def test_health_is_told(running: Server) -> None:
+def test_health_is_reported(running: Server) -> None:
     status, kind, text = running.get("/health")
     assert (status, kind) == (200, "application/json")
     assert json.loads(text) == {"status": "ok", "name": "shop", "restarts": 0}
     assert running.get("/health", "HEAD") == (200, "application/json", "")
 
 
-def test_readiness_is_told(running: Server) -> None:
+def test_readiness_is_reported(running: Server) -> None:
     status, _, text = running.get("/ready")
     assert (status, json.loads(text)) == (200, {"ready": True, "name": "shop"})
     assert running.get("/ready", "HEAD") == (200, "application/json", "")
@@ -376,8 +376,8 @@ def nobody_is_connected(server: Server) -> bool:
 
 def test_no_more_connections_than_the_file_allows(limited: Server) -> None:
     until(lambda: nobody_is_connected(limited))
-    with limited.factory() as one, limited.factory() as two:
-        for factory in (one, two):
+    with limited.factory() as first, limited.factory() as second:
+        for factory in (first, second):
             factory.create_message_receiver("orders").peek()
         with pytest.raises(ServerBusyError, match="2 connections"):
             limited.take()

@@ -174,9 +174,9 @@ def test_messages_that_a_client_takes_its_credit_from_are_for_others(
     peek(peer)
     site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"x") for _ in range(5)]))
     peer.take(receiver, 2)
-    others = site.namespace.ask(Receive(QUEUE, 5, timedelta(seconds=10)))
-    assert others.num_rows == 3
-    assert set(others.column("delivery_count").to_pylist()) == {0}
+    remaining = site.namespace.ask(Receive(QUEUE, 5, timedelta(seconds=10)))
+    assert remaining.num_rows == 3
+    assert set(remaining.column("delivery_count").to_pylist()) == {0}
 
 
 # -- pings and metering ----------------------------------------------------------------------------

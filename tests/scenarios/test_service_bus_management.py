@@ -57,7 +57,7 @@ def path(site: ServiceBusSite) -> str:
 
 
 def rules(reply: Reply) -> list[Any]:
-    return [one["rule-description"] for one in reply.body["rules"]]
+    return [item["rule-description"] for item in reply.body["rules"]]
 
 
 # -- rules -----------------------------------------------------------------------------------------
@@ -134,8 +134,8 @@ def test_an_action_travels(site: ServiceBusSite, peer: SocketPeer, path: str) ->
         "sql-rule-action": {"expression": "SET n = 1"},
     }
     peer.manage(path, "add-rule", {"rule-name": "acts", "rule-description": description})
-    held = {rule.name: rule for rule in site.namespace.ask(ListRules(path))}
-    assert held["acts"].action == SqlAction("SET n = 1")
+    found = {rule.name: rule for rule in site.namespace.ask(ListRules(path))}
+    assert found["acts"].action == SqlAction("SET n = 1")
     reply = peer.manage(path, "enumerate-rules", {"top": Int(1), "skip": Int(1)})
     assert rules(reply)[0].value[1] == Described(ACTION, ["SET n = 1", Int(20)])
 
@@ -213,7 +213,7 @@ def test_a_count_that_deletes_nothing_is_refused(peer: SocketPeer, count: int) -
 def test_sessions_are_listed_in_pages(site: ServiceBusSite, peer: SocketPeer) -> None:
     site.namespace.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))
     names = {f"s{number}" for number in range(5)}
-    site.namespace.ask(Send(SESSIONS, [BrokeredMessage(b"x", session_id=one) for one in names]))
+    site.namespace.ask(Send(SESSIONS, [BrokeredMessage(b"x", session_id=name) for name in names]))
     any_time = Timestamp(253_402_300_800_000)  # how SDKs ask for those with messages
     found: list[str] = []
     for skip in (0, 3, 6):

@@ -494,10 +494,10 @@ def test_after_a_power_failure_all_that_was_acknowledged_is_there_and_no_half_of
             lost = str(number)
             break
     site.crash()
-    there = {m.sequence_number: m.body.decode() for m in peek(site) if m.sequence_number}
-    assert acknowledged.items() <= there.items()
-    assert len([body for body in there.values() if body.startswith(f"{lost}-")]) in (0, 3)
-    assert send(site, "next")[0] > max(there, default=0)
+    present = {m.sequence_number: m.body.decode() for m in peek(site) if m.sequence_number}
+    assert acknowledged.items() <= present.items()
+    assert len([body for body in present.values() if body.startswith(f"{lost}-")]) in (0, 3)
+    assert send(site, "next")[0] > max(present, default=0)
 
 
 def test_after_a_power_failure_the_namespace_says_that_it_stopped(site: Site) -> None:
@@ -542,7 +542,7 @@ def spoil_the_record_holding(site: Site, body: bytes) -> None:
     pytest.fail("no segment holds the body")
 
 
-def test_damage_is_refused_until_it_is_accepted_and_costs_what_it_held(site: Site) -> None:
+def test_damage_is_refused_until_it_is_accepted_and_costs_the_damaged_records(site: Site) -> None:
     queue(site)
     for body in ("first", "second", "third"):
         send(site, body)

@@ -110,13 +110,13 @@ class Story:
         random = Random(number)
         primary, secondary = (
             MessagingFactory(
-                _Open(one),
+                _Open(item),
                 name=name,
                 retry_policy=RetryPolicy.once(),
                 clock=self.clock,
                 random=random,
             )
-            for one, name in ((self.link, PRIMARY), (self.secondary, "backup"))
+            for item, name in ((self.link, PRIMARY), (self.secondary, "backup"))
         )
         stack.callback(primary.close)
         options = SendAvailabilityPairedNamespaceOptions(

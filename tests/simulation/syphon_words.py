@@ -61,7 +61,7 @@ class Syphon:
 
     def carry(self) -> None:
         task = self.under_way.pop()
-        self.done += self.carrier.carry(task.queue, task.ranges, task.held_back, task.on_trial)
+        self.done += self.carrier.carry(task.queue, task.ranges, task.skipped, task.on_trial)
         if not self.under_way:
             self.settle()
 
@@ -142,7 +142,7 @@ class World:
     ) -> list[str]:
         """Divert messages of these identifiers; return them."""
         wanted = list(ids)
-        messages = [BrokeredMessage(b"x", message_id=one, **fields) for one in wanted]
+        messages = [BrokeredMessage(b"x", message_id=item, **fields) for item in wanted]
         self.secondary.ask(Send(QUEUES[queue], diverted(to_batch(messages), path)))
         return wanted
 
@@ -198,17 +198,17 @@ class World:
 
     def run(self, seconds: int, syphon: Syphon | None = None) -> list[set[str]]:
         """Let a syphon work, a batch a second; return the queues that each batch had."""
-        one = syphon or self.syphons[0]
+        item = syphon or self.syphons[0]
         batches = []
         for _ in range(seconds):
-            batches.append(one.batch_of())
-            one.planner.keep_leases()
+            batches.append(item.batch_of())
+            item.planner.keep_leases()
             self.clock.advance(timedelta(seconds=1))
         return batches
 
     def left(self) -> int:
         kept = self.secondary.snapshot().entities
-        return sum(one.active_message_count for one in kept)
+        return sum(item.active_message_count for item in kept)
 
     def home(self, path: str) -> list[str]:
         found: list[str] = []

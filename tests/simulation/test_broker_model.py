@@ -291,8 +291,8 @@ class BrokerMachine(RuleBasedStateMachine):
         alive = item in model.items and item.state.endswith("locked")
         if path != SESSIONS:
             return alive and item.lock == token
-        held = model.sessions.get(item.session or "")
-        return alive and held is not None and held[0] == token[:8] == item.lock
+        found = model.sessions.get(item.session or "")
+        return alive and found is not None and found[0] == token[:8] == item.lock
 
     def _settled(self, model: QueueModel, item: Item, disposition: c.Disposition) -> None:
         if disposition is c.Disposition.ABANDON:
@@ -340,7 +340,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def use_session(self, pick: int, what: str, count: int) -> None:
         model = self.models[SESSIONS]
         name, lock = self.holds[pick % len(self.holds)]
-        held = model.sessions.get(name)
+        found = model.sessions.get(name)
         state = f"state{count}".encode()
         commands: dict[str, c.Command[Any]] = {
             "receive": c.Receive(SESSIONS, count, session=lock),
@@ -348,7 +348,7 @@ class BrokerMachine(RuleBasedStateMachine):
             "release": c.ReleaseSession(SESSIONS, lock),
             "state": c.SetSessionState(SESSIONS, lock, state),
         }
-        if held is None or held[0] != lock.lock_token.bytes[:8]:
+        if found is None or found[0] != lock.lock_token.bytes[:8]:
             with pytest.raises(SessionLockLostError):
                 self.namespace.ask(commands[what])
             return
@@ -357,9 +357,9 @@ class BrokerMachine(RuleBasedStateMachine):
             expected = model.deliverable(name)[:count]
             self._take(reply, expected, model, c.ReceiveMode.PEEK_LOCK, SESSIONS)
             for item in expected:
-                item.lock = held[0]
+                item.lock = found[0]
         elif what == "renew":
-            model.sessions[name] = (held[0], self.now + model.lock_us)
+            model.sessions[name] = (found[0], self.now + model.lock_us)
         elif what == "release":
             model.let_go(name, failed=False)
         else:
@@ -396,8 +396,8 @@ class BrokerMachine(RuleBasedStateMachine):
         command = c.LeaseRange(QUEUE, owner, 100, first, first + count)
         inside = [i for i in model.items if first <= i.number <= first + count]
         epochs = [e for e in model.leases if any(i.lock == e for i in inside)]
-        others = any(model.leases[epoch][0] != owner for epoch in epochs)
-        if others or any(i.state == "locked" for i in inside):
+        is_foreign = any(model.leases[epoch][0] != owner for epoch in epochs)
+        if is_foreign or any(i.state == "locked" for i in inside):
             with pytest.raises(RangeUnavailableError):
                 self.namespace.ask(command)
             return
@@ -411,8 +411,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def use_lease(self, pick: int, what: str) -> None:
         model = self.models[QUEUE]
         epoch = self.epochs[pick % len(self.epochs)]
-        held = [i for i in model.items if i.state == "leased" and i.lock == epoch]
-        part = held[: 1 + pick % 2]
+        found = [i for i in model.items if i.state == "leased" and i.lock == epoch]
+        part = found[: 1 + pick % 2]
         numbers = [i.number for i in part]
         commands: dict[str, c.Command[Any]] = {
             "read": c.ReadRange(QUEUE, epoch, 0, 1_000_000),
@@ -427,7 +427,7 @@ class BrokerMachine(RuleBasedStateMachine):
             return
         reply = self.namespace.ask(commands[what])
         if what == "read":
-            assert [m.body.decode() for m in to_messages(reply)] == [i.body for i in held]
+            assert [m.body.decode() for m in to_messages(reply)] == [i.body for i in found]
         elif what == "renew":
             model.leases[epoch] = (model.leases[epoch][0], self.now + 60_000_000)
         elif what == "release":

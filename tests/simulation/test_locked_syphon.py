@@ -108,7 +108,7 @@ class World:
         first = self.numbers[client, destination]
         self.numbers[client, destination] += count
         ids = [f"{client}.{destination}.{first + n}" for n in range(count)]
-        batch = to_batch([BrokeredMessage(b"x", message_id=one) for one in ids])
+        batch = to_batch([BrokeredMessage(b"x", message_id=item) for item in ids])
         fresh = sender_source(self.random.getrandbits(64))
         source = self.sources.setdefault((client, destination), fresh)
         origin = Origin(source, range(first, first + count))
@@ -124,7 +124,7 @@ class World:
         outcomes = []
         try:
             for task in tasks:
-                outcomes += carrier.carry(task.queue, task.ranges, task.held_back, task.on_trial)
+                outcomes += carrier.carry(task.queue, task.ranges, task.skipped, task.on_trial)
         except KeyboardInterrupt:
             self.start()
             return True
@@ -155,7 +155,7 @@ class World:
             assert len(home) == len(set(home)), "doubled"
             for (client, path), ids in self.sent.items():
                 if path == destination:
-                    assert [one for one in home if one.startswith(f"{client}.")] == ids
+                    assert [item for item in home if item.startswith(f"{client}.")] == ids
 
     def close(self) -> None:
         self.planner.close()
@@ -228,7 +228,7 @@ class PingKeeper(Killed):
         reply: Future[pa.RecordBatch] = Future()
         batch = super().submit(command).result()
         names = {"stored ping": PING_CONTENT_TYPE}
-        types = [names.get(one, one) for one in batch[_TYPE].to_pylist()]
+        types = [names.get(item, item) for item in batch[_TYPE].to_pylist()]
         at = batch.schema.get_field_index(_TYPE)
         column = pa.array(types, pa.string())
         reply.set_result(batch.set_column(at, batch.schema.field(at), column))

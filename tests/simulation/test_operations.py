@@ -83,7 +83,7 @@ def test_a_diverted_message_costs_exactly_its_four_stages(tmp_path: Path) -> Non
     assert len(story.received) == 10
     both = metered(tmp_path / PRIMARY) + metered(tmp_path / "backup")
     assert {stage: both[stage] for stage in DIVERTED} == dict.fromkeys(DIVERTED, 10)
-    told = estimate(
+    reported = estimate(
         Plan(
             rate=1,
             queues=2,
@@ -93,7 +93,7 @@ def test_a_diverted_message_costs_exactly_its_four_stages(tmp_path: Path) -> Non
         ),
         load_sheet("zero"),
     )
-    assert {stage: told.operations[stage] for stage in DIVERTED} == dict.fromkeys(DIVERTED, 10)
+    assert {stage: reported.operations[stage] for stage in DIVERTED} == dict.fromkeys(DIVERTED, 10)
 
 
 def test_a_failed_over_entity_costs_one_ping_a_minute(tmp_path: Path) -> None:

@@ -248,10 +248,10 @@ def test_it_notices_factories_that_do_not_end_together(monkeypatch: pytest.Monke
 
 def test_the_command_tells_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     main(["simulate", "--seed", "18", "--hours", "3"])
-    told = capsys.readouterr().out
-    assert "seed 18, 3 hours" in told
-    assert "FailedOver" in told
-    assert "every guarantee held: lost 0, doubled 0" in told
+    reported = capsys.readouterr().out
+    assert "seed 18, 3 hours" in reported
+    assert "FailedOver" in reported
+    assert "every guarantee held: lost 0, doubled 0" in reported
 
 
 def test_the_command_says_how_to_replay_a_broken_guarantee(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.syphon_words import QUEUES, World
 from twinbus.entities import QueueDescription
-from twinbus.limits import HELD_RANGES, MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, SYPHON_LEASE
+from twinbus.limits import MAX_BATCH_MESSAGES, MAX_LEASE_MESSAGES, MAX_LEASED_RANGES, SYPHON_LEASE
 from twinbus.pairing.backlog import NUMBER, PATH, SENDER
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
@@ -139,7 +139,7 @@ def test_a_destination_that_is_down_for_long_holds_up_no_other_and_keeps_its_ord
 ) -> None:
     recover = world.way_home.inject(Fault.UNAVAILABLE, "orders")
     sent, flowing = [], []
-    for second in range(HELD_RANGES + 10):
+    for second in range(MAX_LEASED_RANGES + 10):
         sent += world.divert_ids([f"order.{second}"])
         flowing += world.divert_ids([f"bill.{second}"], "bills")
         world.run(1)
@@ -155,9 +155,9 @@ def test_a_throttled_destination_is_left_alone_for_ten_seconds_and_holds_up_no_o
 ) -> None:
     world.way_home.inject(Fault.SERVER_BUSY, "orders", times=1)
     sent = world.divert_ids(["a", "b"])
-    others = world.divert_ids(["c"], "bills")
+    bills = world.divert_ids(["c"], "bills")
     world.run(8)
-    assert (world.home("orders"), world.home("bills")) == ([], others)
+    assert (world.home("orders"), world.home("bills")) == ([], bills)
     assert world.way_home.failed == 1  # it was not asked again
     world.run(4)
     assert world.home("orders") == sent
@@ -231,9 +231,9 @@ def test_once_asks_a_busy_queue_again(world: World, monkeypatch: pytest.MonkeyPa
 def test_once_tells_of_messages_that_others_hold(world: World) -> None:
     world.divert_ids(["a", "b"])
     world.syphons[0].plan()  # and is killed
-    other = world.new_syphon()
-    assert not other.batch_of(once=True)
-    assert other.desk.progress()[0].waiting > 0
+    second = world.new_syphon()
+    assert not second.batch_of(once=True)
+    assert second.desk.progress()[0].waiting > 0
 
 
 # -- a new planner ---------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_notes_and_counts_go_on_after_a_new_planner(world: World) -> None:
         world.run(10, life)
         life.planner.close()
     progress, notes = desk.progress()
-    moved = {one.path: one.moved for one in progress.destinations}
+    moved = {destination.path: destination.moved for destination in progress.destinations}
     assert (progress.moved, moved) == (8, {"bills": 6, "orders": 2})
     assert [note.number for note in notes] == [1, 2, 3, 4]  # twice: in trouble, and out of it
 

@@ -32,9 +32,9 @@ def test_each_message_comes_home_once_and_in_the_order_of_its_client(
     world.finish()
     for path in DESTINATIONS:
         home = world.home(path)
-        assert not [one for one, count in Counter(home).items() if count > 1]
+        assert not [key for key, count in Counter(home).items() if count > 1]
         for client in range(CLIENTS):
-            mine = [one for one in home if one.startswith(f"{client}.")]
+            mine = [item for item in home if item.startswith(f"{client}.")]
             assert mine == world.sent.get((client, path), [])
 
 

@@ -212,8 +212,8 @@ class SimulatedClient:
     def retry(self) -> None:
         """Try the sends again whose pause is over."""
         now = self._world.clock.now_us()
-        due = [one for one in self.retries if one[0] <= now]
-        self.retries = [one for one in self.retries if one[0] > now]
+        due = [retry for retry in self.retries if retry[0] <= now]
+        self.retries = [retry for retry in self.retries if retry[0] > now]
         for _, send, failures in due:
             self.try_send(send, failures)
 

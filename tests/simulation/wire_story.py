@@ -285,13 +285,14 @@ class WireWorld:
                 self._check(number not in known, f"request {number} was withdrawn and still waits")
 
     def _check_bookkeeping(self, conversation: ServerConversation) -> None:
-        opened, held = [*conversation._open.values()], [*conversation._deferred.values()]
+        opened, found = [*conversation._open.values()], [*conversation._deferred.values()]
         fetching = sum(request.reply_bytes for request in opened)
-        unanswered = sum(request.size for request in opened + held)
-        self._check(conversation._fetching == fetching, "the fetching credit is not that of _open")
-        self._check(conversation._unanswered == unanswered, "the unanswered bytes are wrong")
+        unanswered = sum(request.size for request in opened + found)
+        expected = conversation.reply_bytes - conversation.unread_bytes
+        self._check(expected == fetching, "the expected replies are not those of open requests")
+        self._check(conversation.request_bytes == unanswered, "the unanswered bytes are wrong")
         counts = self.truth.counts
-        counts["steps with held requests"] += bool(held)
+        counts["steps with held requests"] += conversation.has_deferred
         counts["steps of crowded connections"] += bool(self.door.attendance.crowded)
         counts["steps without reading"] += not conversation.may_read
         counts["steps with a ping of the server"] += conversation._pinged_at is not None
@@ -334,7 +335,7 @@ class WireWorld:
             return queue.leases.find(value.epoch) is not None
         if getattr(command, "session", None) is not None:
             return False  # messages of a session are locked again under the same tokens
-        return len(queue._held(value.column("lock_token"))[0]) > 0
+        return len(queue.locked_rows(value.column("lock_token"))[0]) > 0
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -375,9 +376,9 @@ class WireWorld:
             conversation = connection.conversation
             kept = {
                 "open requests": len(conversation._open),
-                "held requests": len(conversation._deferred),
-                "fetching credit": conversation._fetching,
-                "unanswered bytes": conversation._unanswered,
+                "deferred requests": conversation.has_deferred,
+                "expected replies": conversation.reply_bytes - conversation.unread_bytes,
+                "unanswered bytes": conversation.request_bytes,
                 "unread bytes": conversation.unread_bytes,
                 "unsent replies": len(conversation._unsent),
             }
@@ -402,7 +403,7 @@ class WireWorld:
             queue = self._queue(path)
             locked = queue.waiting.count(State.LOCKED, State.DEFERRED_LOCKED, State.LEASED)
             self._check(not locked, f"{locked} messages of {path} are locked for nobody")
-            self._check(not queue.sessions._holds, f"a session of {path} is held for nobody")
+            self._check(not queue.sessions.locked, f"a session of {path} is locked for nobody")
             self._check(not len(queue.leases), f"a range of {path} is leased for nobody")
 
     def _check_messages(self) -> None:

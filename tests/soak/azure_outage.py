@@ -93,11 +93,11 @@ def table(verdicts: list[Verdict]) -> str:
     heads = ["primary", "secondary", "ok", "lost", "duplicated", "recovered", "failed"]
     heads += [f"first success after {way}" for way in ways] + ["bound"]
     rows = [heads]
-    for one in verdicts:
-        numbers = (one.ok, one.lost, one.duplicated, one.recovered, one.failed)
-        times = [f"{one.to_divert_s.get(way, float('nan')):.2f} s" for way in ways]
+    for verdict in verdicts:
+        numbers = (verdict.ok, verdict.lost, verdict.duplicated, verdict.recovered, verdict.failed)
+        times = [f"{verdict.to_divert_s.get(way, float('nan')):.2f} s" for way in ways]
         rows.append(
-            [*one.pair.split("-"), *(f"{n:,}" for n in numbers), *times, f"{BOUND_S:.0f} s"]
+            [*verdict.pair.split("-"), *(f"{n:,}" for n in numbers), *times, f"{BOUND_S:.0f} s"]
         )
     widths = [max(len(row[at]) for row in rows) for at in range(len(heads))]
     return "\n".join(
@@ -118,8 +118,8 @@ def main() -> None:
     )
     found = [play(DropInRun, pair, given.outages, given.seed) for pair in given.pair or PAIRS]
     print(table(found), flush=True)
-    is_in_time = all(time_s <= BOUND_S for one in found for time_s in one.to_divert_s.values())
-    sys.exit(0 if is_in_time and all(one.is_good and one.ok for one in found) else 1)
+    is_in_time = all(time_s <= BOUND_S for item in found for time_s in item.to_divert_s.values())
+    sys.exit(0 if is_in_time and all(item.is_good and item.ok for item in found) else 1)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class GoodClient:
             size = 1 + count % 3
             ids = [f"{count}.{len(self.failures)}.{n}" for n in range(size)]
             began = time.monotonic()
-            sender.send_batch([BrokeredMessage(b"good", message_id=one) for one in ids])
+            sender.send_batch([BrokeredMessage(b"good", message_id=item) for item in ids])
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
             self.acknowledged.update(ids)
 

@@ -48,7 +48,7 @@ from twinbus.limits import (
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 from twinbus.protocol.wire import MAGIC, FrameKind
 
-_HELD = 14  # connections left open at once: as many as two rounds of warm-up leave
+_OPEN_CONNECTIONS = 14  # connections left open at once: as many as two rounds of warm-up leave
 _LOOK = {"$": "GetEntity", "path": QUEUE}
 _POLL = {"$": "Receive", "path": POISON, "wait": {"$": "timedelta", "us": 3_600_000_000}}
 _CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(508)  # of TLS
@@ -57,12 +57,12 @@ _ASKS = 1000  # written at once: below MAX_OPEN_REQUESTS
 # -- other protocols ---------------------------------------------------------------------------
 
 
-def _say(port: int, said: bytes) -> bytes:
+def _say(port: int, text: bytes) -> bytes:
     """Say something on a raw socket, listen a little, hang up; return the answer."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
         line.settimeout(0.05)
         with contextlib.suppress(OSError):
-            line.sendall(said)
+            line.sendall(text)
             return line.recv(65536)
     return b""
 
@@ -90,10 +90,10 @@ def wrong_http(target: Target) -> None:
         b"DELETE /" + target.generator.randbytes(500),
     ]
     for request in requests:
-        for said in (request, request[: target.generator.randrange(5, len(request))]):
-            answer = _say(target.connection.port, said)
+        for output in (request, request[: target.generator.randrange(5, len(request))]):
+            answer = _say(target.connection.port, output)
             if answer and not answer.startswith(b"HTTP/1."):
-                target.find(f"{said!r:.40} was answered with {answer!r:.40}")
+                target.find(f"{output!r:.40} was answered with {answer!r:.40}")
 
 
 def pieces_of_greetings(target: Target) -> None:
@@ -117,7 +117,7 @@ def slow_sender(target: Target) -> None:
 
 def _hold(target: Target, let_go: Callable[[], None]) -> None:
     target.held.append(let_go)
-    while len(target.held) > _HELD:
+    while len(target.held) > _OPEN_CONNECTIONS:
         target.held.pop(0)()
 
 
@@ -127,13 +127,13 @@ def spoilt_streams(target: Target) -> None:
         at = target.generator.randrange(1, 6000)
         cuts = target.generator.random() < 0.3
 
-        def spoil(chunk: bytes, said: int, at: int = at, *, cuts: bool = cuts) -> bytes | None:
-            if not said <= at < said + len(chunk):
+        def spoil(chunk: bytes, text: int, at: int = at, *, cuts: bool = cuts) -> bytes | None:
+            if not text <= at < text + len(chunk):
                 return chunk
             if cuts:
                 return None
             spoilt = bytearray(chunk)
-            spoilt[at - said] ^= 1 << at % 8
+            spoilt[at - text] ^= 1 << at % 8
             return bytes(spoilt)
 
         with (
@@ -174,14 +174,14 @@ def wrong_greetings(target: Target) -> None:
     }
     for what, greeting in greetings.items():
         target.expect(InvalidArgumentError, b"", what=what, greeting=greeting)
-    other = hello(token, namespace_id="another")
-    target.expect(UnauthorizedError, b"", what="another namespace", greeting=other)
+    second = hello(token, namespace_id="another")
+    target.expect(UnauthorizedError, b"", what="another namespace", greeting=second)
 
 
 def wrong_frames(target: Target) -> None:
     """After the greeting, a frame that nobody understands ends the connection with the reason."""
     token = good_token(target.connection)
-    said: dict[str, bytes] = {
+    output: dict[str, bytes] = {
         "a second greeting": framed([FrameKind.HELLO, 1, 9, token, ""]),
         "a greeting of the server": framed([FrameKind.WELCOME, 2, ""]),
         "a reply": framed([FrameKind.REPLY, 1, None]),
@@ -211,7 +211,7 @@ def wrong_frames(target: Target) -> None:
         "deep maps": framed(b"\x81\xa1a" * 50_000 + b"\x01"),
         "a list of billions": framed(b"\xdd\xff\xff\xff\xff"),
     }
-    for what, frame in said.items():
+    for what, frame in output.items():
         target.expect(InvalidArgumentError, frame, what=what)
     for number in (5, 4):
         with target.exchange() as exchange:
@@ -489,8 +489,8 @@ def spoilt_columns(target: Target) -> None:
 
 def oversize(target: Target) -> None:
     size = MAX_MESSAGE_BYTES
-    one = asking(SEND, batch_of(1, size + 1))
-    target.expect(MessageSizeExceededError, one, what="a message")
+    item = asking(SEND, batch_of(1, size + 1))
+    target.expect(MessageSizeExceededError, item, what="a message")
     count = MAX_BATCH_BYTES // size + 1
     target.expect(MessageSizeExceededError, asking(SEND, batch_of(count, size)), what="a batch")
     frame = asking(SEND, batch_of(2 * count, size))

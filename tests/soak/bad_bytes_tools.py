@@ -92,13 +92,13 @@ def head_of(plain: Any, number: Any = 1) -> list[Any]:
     if not isinstance(name, str) or name not in _COMMANDS:
         return [FrameKind.ASK, number, name, *given.values()]
     values = []
-    for one in fields(_COMMANDS[name]):  # type: ignore[arg-type]
-        if one.name in given:
-            values.append(given.pop(one.name))
-        elif one.default is MISSING:
+    for field_ in fields(_COMMANDS[name]):  # type: ignore[arg-type]
+        if field_.name in given:
+            values.append(given.pop(field_.name))
+        elif field_.default is MISSING:
             break
         else:
-            values.append(wire._Writing().dump(one.default))
+            values.append(wire._Writing().dump(field_.default))
     return [FrameKind.ASK, number, name, *values, *given.values()]
 
 
@@ -114,7 +114,7 @@ def asking(
 
 def frames_of(*commands: Command[Any]) -> bytes:
     """Return the frames of whole commands, numbered from 1."""
-    pieces = [piece for at, one in enumerate(commands, 1) for piece in encode_ask(at, one)]
+    pieces = [piece for at, command in enumerate(commands, 1) for piece in encode_ask(at, command)]
     return b"".join(map(bytes, pieces))
 
 
@@ -228,7 +228,7 @@ class Target:
     def expect(
         self,
         kind: type[MessagingError],
-        said: bytes,
+        text: bytes,
         *,
         what: str,
         **options: Any,
@@ -236,7 +236,7 @@ class Target:
         """Write on a new connection: the server must answer with this kind of error."""
         with self.exchange(**options) as exchange:
             try:
-                _, value = exchange.answer(said)
+                _, value = exchange.answer(text)
             except BROKEN as error:
                 self.find(f"{what}: expected {kind.__name__}, got {short(error)}")
                 return
@@ -345,10 +345,10 @@ def _relay(
             back = threading.Thread(target=_copy_back, args=(server, client), daemon=True)
             back.start()
             with contextlib.suppress(OSError):
-                said = 0
+                output = 0
                 while chunk := client.recv(65536):
-                    spoilt = spoil(chunk, said)
-                    said += len(chunk)
+                    spoilt = spoil(chunk, output)
+                    output += len(chunk)
                     if spoilt is None:
                         break
                     server.sendall(spoilt)

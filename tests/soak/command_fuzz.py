@@ -162,7 +162,10 @@ class Round:
     def ask(self) -> None:
         self.maker.now = self.site.clock.now()
         commands = self.maker.some(self.maker.command, self.random.choice([1, 3, 12]), 1)
-        self.last = [self.travelled(one) if self.random.random() < 0.5 else one for one in commands]
+        self.last = [
+            self.travelled(command) if self.random.random() < 0.5 else command
+            for command in commands
+        ]
         self.hand_over()
 
     def hand_over(self) -> None:
@@ -296,7 +299,7 @@ def entities() -> list[tuple[Any, RuleDescription | None]]:
     """Return what each round begins with."""
     made: list[tuple[Any, RuleDescription | None]] = []
     for path in ("plain", *(path for path in QUEUES if "forward_to" not in QUEUES[path])):
-        if path not in [one.path for one, _ in made]:
+        if path not in [entity.path for entity, _ in made]:
             made.append((QueueDescription(path=path, **QUEUES[path]), None))
     made += [(TopicDescription(path=path), None) for path in TOPICS]
     red = RuleDescription("red", SqlFilter("colour = 'red' OR n > 0"), SqlAction("SET n = n * n"))
@@ -311,7 +314,7 @@ def entities() -> list[tuple[Any, RuleDescription | None]]:
             )
             made.append((described, red if name == "red" else None))
     made += [(QueueDescription(path=path, **QUEUES[path]), None) for path in ("gate", "door")]
-    assert {one.path for one, _ in made} >= {*PATHS, *TOPICS}
+    assert {entity.path for entity, _ in made} >= {*PATHS, *TOPICS}
     return made
 
 
@@ -325,9 +328,9 @@ def standing(namespace: BrokerNamespace) -> dict[str, Any]:
         waiting = queue.waiting
         at = waiting.all()
         columns = [waiting.get(name, at).tolist() for name in ("sequence", "failures", "enqueued")]
-        states = [DURABLE[State(one)].name for one in waiting.get("state", at).tolist()]
+        states = [DURABLE[State(item)].name for item in waiting.get("state", at).tolist()]
         died = waiting.get("death", at).tolist()
-        deaths = [namespace.shared.deaths[one] if one >= 0 else None for one in died]
+        deaths = [namespace.shared.deaths[item] if item >= 0 else None for item in died]
         sizes = waiting.get("size", at).tolist()
         expires = waiting.get("expires", at).tolist()
         found[queue.path] = list(zip(*columns, states, deaths, sizes, expires, strict=True))

@@ -46,7 +46,7 @@ T = TypeVar("T")
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 TEXTS = ["", "a", "red", "Red", "it's", "100%", "_", "\0", "é", "\U0001f600", "\uffff", "x" * 128]
 NAMES = ["colour", "n", "two words", "é", "select", "x" * 256, "sys", "'", "a.b", "$", "[]"]
-WHOLE = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**53) - 1]
+INTEGERS = [0, 1, -1, 2, 7, 2**31, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), -(2**53) - 1]
 REAL = [0.0, -0.0, 0.5, 1e308, -1e308, 5e-324, math.inf, -math.inf, math.nan]
 MOMENTS = [
     datetime.min.replace(tzinfo=UTC),
@@ -85,16 +85,16 @@ class Known:
         elif isinstance(value, c.SendReceipt):
             self.numbers += [(path, number) for number in value.sequence_numbers if number]
         elif isinstance(value, pa.RecordBatch) and "lock_token" in value.schema.names:
-            self.tokens += [(path, one) for one in value.column("lock_token").to_pylist() if one]
-            self.numbers += [(path, one) for one in value.column("sequence_number").to_pylist()]
+            self.tokens += [(path, item) for item in value.column("lock_token").to_pylist() if item]
+            self.numbers += [(path, item) for item in value.column("sequence_number").to_pylist()]
         elif isinstance(value, DeliveryRows):
             facts = [row.facts for row in value.rows]
             self.tokens += [(path, fact.lock_token) for fact in facts if fact.lock_token]
             self.numbers += [(path, fact.sequence_number) for fact in facts]
         elif isinstance(command, c.CreateEntity):
             self.made.append(command.description.path)
-        for held in (self.tokens, self.sessions, self.epochs, self.numbers, self.made):
-            del held[:-40]
+        for found in (self.tokens, self.sessions, self.epochs, self.numbers, self.made):
+            del found[:-40]
 
 
 class Maker:
@@ -133,16 +133,16 @@ class Maker:
             path = self.one("", "nowhere", "/", "$DeadLetterQueue", "/$DeadLetterQueue", "é" * 512)
         return path
 
-    def latest(self, held: list[T]) -> T | None:
+    def latest(self, stored: list[T]) -> T | None:
         """Return one of the last things that were learned; some are stale."""
-        recent = held[-8:] if self.chance(0.8) else held
+        recent = stored[-8:] if self.chance(0.8) else stored
         return self.random.choice(recent) if recent else None
 
     def number(self) -> int:
         known = self.latest(self.known.numbers)
         if known is not None and self.chance(0.7):
             return known[1]
-        return self.random.randint(1, 40) if self.chance(0.9) else self.random.choice(WHOLE)
+        return self.random.randint(1, 40) if self.chance(0.9) else self.random.choice(INTEGERS)
 
     def numbered(self) -> tuple[str, Any]:
         """Return a path, and numbers that messages there may have."""
@@ -167,7 +167,7 @@ class Maker:
     def value(self) -> Any:
         return self.one(
             self.random.choice(TEXTS),
-            self.random.choice(WHOLE),
+            self.random.choice(INTEGERS),
             self.random.randint(-5, 5),
             self.random.choice(REAL),
             self.random.uniform(-5, 5),
@@ -276,7 +276,7 @@ class Maker:
         """Put values of another type into a column; some can be cast, none can be shown."""
         name = self.one(*MESSAGE_SCHEMA.names)
         kind = self.one(pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.duration("s"), pa.date64())
-        column = pa.array([self.one(*WHOLE)] * len(batch), pa.int64()).view(kind)
+        column = pa.array([self.one(*INTEGERS)] * len(batch), pa.int64()).view(kind)
         return self._replaced(batch, name, column)
 
     def _noted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -329,8 +329,8 @@ class Maker:
         )
         if depth <= 0 or self.chance(0.4):
             return atom
-        other = self.condition(depth - 1)
-        return self.one(f"({atom} AND {other})", f"({atom} OR {other})", f"NOT ({other})")
+        second = self.condition(depth - 1)
+        return self.one(f"({atom} AND {second})", f"({atom} OR {second})", f"NOT ({second})")
 
     def parameters(self) -> dict[str, Any]:
         return {self.one("one", "@one", "two", "@two"): self.value() for _ in range(3)}
@@ -419,12 +419,12 @@ class Maker:
         known = self.latest(self.known.tokens)
         path = self.path() if known is None or self.chance(0.1) else known[0]
         of_it = [token for where, token in self.known.tokens if where == path][-8:]
-        held = [self.random.choice(of_it) for _ in range(self.one(1, 1, 2, 20))] if of_it else []
+        found = [self.random.choice(of_it) for _ in range(self.one(1, 1, 2, 20))] if of_it else []
         forged = [UUID(int=n).bytes for n in (0, 1, 2**127, 2**128 - 1, 5 << 64 | 1)]
-        held += self.random.sample(forged, self.one(0, 0, 0, 0, 0, 1, 3))
-        column = pa.array(held, pa.binary(16))
+        found += self.random.sample(forged, self.one(0, 0, 0, 0, 0, 1, 3))
+        column = pa.array(found, pa.binary(16))
         if self.chance(0.2):
-            column = pa.concat_arrays([column, column]).slice(len(held))
+            column = pa.concat_arrays([column, column]).slice(len(found))
         return path, column
 
     def in_session(self) -> tuple[str, c.SessionLock]:
@@ -441,7 +441,9 @@ class Maker:
     def under_epoch(self) -> tuple[str, int]:
         """Return a path, and the epoch of a lease that may be there."""
         known = self.latest(self.known.epochs)
-        return known if known is not None and self.chance(0.9) else (self.path(), self.one(*WHOLE))
+        return (
+            known if known is not None and self.chance(0.9) else (self.path(), self.one(*INTEGERS))
+        )
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -504,7 +506,7 @@ class Maker:
     def peek(self) -> c.Command[Any]:
         size = self.one(2**63 - 1, -(2**63) + 1, 50)
         session = self.one(None, None, *SESSIONS)
-        return c.Peek(self.path(), self.one(*WHOLE), self.one(1, 10_000), size, session)
+        return c.Peek(self.path(), self.one(*INTEGERS), self.one(1, 10_000), size, session)
 
     def delete_messages(self) -> c.Command[Any]:
         return c.DeleteMessages(
@@ -524,16 +526,16 @@ class Maker:
         return c.AcceptSession(path, self.one(None, *SESSIONS), wait)
 
     def with_session(self) -> c.Command[Any]:
-        path, held = self.in_session()
+        path, found = self.in_session()
         state = self.one(None, b"", b"state", b"x" * 256 * 1024)
         return self.one(
-            c.RenewSession(path, held),
-            c.ReleaseSession(path, held),
-            c.GetSessionState(path, held),
-            c.SetSessionState(path, held, state),
+            c.RenewSession(path, found),
+            c.ReleaseSession(path, found),
+            c.GetSessionState(path, found),
+            c.SetSessionState(path, found, state),
             c.ListSessions(path, self.one(0, 1, 2**40), self.one(1, 10_000), self.moment()),
-            c.DeleteMessages(path, 2, self.moment(), held),
-            c.Receive(path, 3, session=held),
+            c.DeleteMessages(path, 2, self.moment(), found),
+            c.Receive(path, 3, session=found),
         )
 
     def lease(self) -> c.Command[Any]:

@@ -31,11 +31,11 @@ class Ledger:
     highest_number: int = 0
     lives: int = 0
 
-    def audit(self, held: set[str]) -> None:
+    def audit(self, stored: set[str]) -> None:
         """Compare with what the broker holds after a kill."""
-        lost = self.acknowledged - self.taking - held
+        lost = self.acknowledged - self.taking - stored
         assert not lost, f"lost {len(lost)} acknowledged messages: {sorted(lost)[:5]}"
-        back = self.done & held
+        back = self.done & stored
         assert not back, f"{len(back)} settled messages came back: {sorted(back)[:5]}"
 
     def read(self, lines: IO[str], before: int) -> None:
@@ -63,15 +63,15 @@ def live_and_die(folder: Path, ledger: Ledger, seed: int, generator: random.Rand
     """Start a broker, audit what it holds, let it work, kill it."""
     ledger.lives += 1
     worker = [sys.executable, "-m", "tests.soak.crash_worker", str(folder)]
-    told = folder / "told.txt"
-    with told.open("w") as out:
+    reported = folder / "told.txt"
+    with reported.open("w") as out:
         process = subprocess.Popen(
             [*worker, "--life", str(ledger.lives), "--seed", str(seed)], stdout=out
         )
     try:
-        with told.open() as lines:
-            held = _wait_until_ready(lines, process)
-            ledger.audit(held)
+        with reported.open() as lines:
+            found = _wait_until_ready(lines, process)
+            ledger.audit(found)
             time.sleep(generator.uniform(0.0, 0.4))
             assert process.poll() is None, "the broker failed under load, see its traceback"
             os.kill(process.pid, signal.SIGKILL)
@@ -83,7 +83,7 @@ def live_and_die(folder: Path, ledger: Ledger, seed: int, generator: random.Rand
 
 
 def _wait_until_ready(lines: IO[str], process: "subprocess.Popen[bytes]") -> set[str]:
-    held: set[str] = set()
+    found: set[str] = set()
     partial = ""
     while True:
         partial += lines.readline()
@@ -94,8 +94,8 @@ def _wait_until_ready(lines: IO[str], process: "subprocess.Popen[bytes]") -> set
         word, *items = partial.split()
         partial = ""
         if word == "ready":
-            return held
-        held.update(items)
+            return found
+        found.update(items)
 
 
 def run(kills: int, seed: int, *, progress: bool = False) -> Ledger:

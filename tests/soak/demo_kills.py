@@ -128,14 +128,14 @@ class Stage:
             until(lambda: self._consumer.has_all(fleet.acknowledged))
             return Audit(
                 recorder=recorder,
-                findings=examine(fleet.acknowledged, self._consumer.handovers, self._held()),
+                findings=examine(fleet.acknowledged, self._consumer.handovers, self._queued()),
                 raised=fleet.raised,
                 diverted=fleet.diverted,
                 moved=self._syphon.progress.moved - moved_before,
                 longest_wait_s=fleet.longest_wait_s,
             )
 
-    def _held(self) -> QueuedOrders:
+    def _queued(self) -> QueuedOrders:
         return browse_queues(
             self._primary.connection, self._secondary.connection, QUEUE, self._queues
         )

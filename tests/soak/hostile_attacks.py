@@ -55,7 +55,7 @@ class Hog:
     keys: dict[str, ConnectionString]  # by the path that the key is for
     generator: random.Random
     findings: list[str] = field(default_factory=list)
-    held: list[Exchange] = field(default_factory=list)  # that nobody reads
+    unread: list[Exchange] = field(default_factory=list)  # that nobody reads
 
     def exchange(self, path: str = JUNK, **options: Any) -> Exchange:
         where = self.keys[path]
@@ -89,12 +89,12 @@ class Hog:
             messages = {"$": "columns", "at": len(blobs), "size": len(columns)}
             plain = {**plain, "messages": messages}
         try:
-            said = asking(plain, blobs=blobs + columns)
+            output = asking(plain, blobs=blobs + columns)
         except InvalidArgumentError:
             return  # no frame can hold it
         with self.exchange(path) as exchange:
             try:
-                _, reply = exchange.answer(said)
+                _, reply = exchange.answer(output)
             except BROKEN:
                 return  # the server hung up while it was written
         if not isinstance(reply, MessagingError) or reply.fault is not FaultOwner.CALLER:
@@ -107,8 +107,8 @@ class Hog:
         return f"sender/{self.generator.getrandbits(64):016x}"
 
     def let_go(self) -> None:
-        while self.held:
-            self.held.pop().cancel()
+        while self.unread:
+            self.unread.pop().cancel()
 
 
 def _pings(count: int) -> pa.RecordBatch:
@@ -298,9 +298,9 @@ def raw_rules(hog: Hog) -> None:
         }
         for text in ("\ud800", "x" * 100_000, "%x" * 50_000)  # NUL is a character of a value
     ]
-    for one in odd:
+    for item in odd:
         name = f"raw{hog.generator.getrandbits(64):x}"
-        rule = {"$": "RuleDescription", "name": name, "filter": one, "action": None}
+        rule = {"$": "RuleDescription", "name": name, "filter": item, "action": None}
         hog.raw(TOPIC, {"$": "CreateRule", "path": SUBSCRIPTION, "rule": rule})
 
 
@@ -325,12 +325,14 @@ def many_leases(hog: Hog) -> None:
     hog.ask(JUNK, c.Send(JUNK, _empty(2000)))
     lease = c.LeaseRange(JUNK, "hog", hog.rows(20), duration=timedelta(seconds=5))
     leases = [r for r in hog.together(JUNK, *[lease] * 100) if isinstance(r, c.RangeLease)]
-    past = [one.epoch for one in leases] + list(range(1000))
+    past = [lease.epoch for lease in leases] + list(range(1000))
     hog.ask(JUNK, c.LeaseRange(JUNK, "hog", 1, wait=SOON, past=past))
     intervals = [(n, n) for n in range(0, 2 * hog.rows(20_000), 2)]
     parts = [c.DeadLetterPart([n], "x" * hog.rows(4000)) for n in range(hog.rows(50))]
-    settle = [c.SettleRange(JUNK, one.epoch, intervals, parts, release=True) for one in leases[:5]]
-    hog.together(JUNK, *settle, *(c.ReleaseRange(JUNK, one.epoch) for one in leases))
+    settle = [
+        c.SettleRange(JUNK, lease.epoch, intervals, parts, release=True) for lease in leases[:5]
+    ]
+    hog.together(JUNK, *settle, *(c.ReleaseRange(JUNK, lease.epoch) for lease in leases))
     drain(hog, JUNK)
     drain(hog, dead_letter_path(JUNK))
 
@@ -338,10 +340,10 @@ def many_leases(hog: Hog) -> None:
 def sessions_and_states(hog: Hog) -> None:
     names = [f"s{hog.generator.randrange(300)}" for _ in range(20)]
     grants = hog.together(SESSIONS, *(c.AcceptSession(SESSIONS, name) for name in names))
-    held = [grant.lock for grant in grants if isinstance(grant, c.SessionGrant)]
+    found = [grant.lock for grant in grants if isinstance(grant, c.SessionGrant)]
     state = hog.generator.choice([None, bytes(200_000), b"x"])
-    hog.together(SESSIONS, *(c.SetSessionState(SESSIONS, lock, state) for lock in held))
-    hog.together(SESSIONS, *(c.ReleaseSession(SESSIONS, lock) for lock in held[::2]))
+    hog.together(SESSIONS, *(c.SetSessionState(SESSIONS, lock, state) for lock in found))
+    hog.together(SESSIONS, *(c.ReleaseSession(SESSIONS, lock) for lock in found[::2]))
 
 
 def deferred_in_a_session(hog: Hog) -> None:
@@ -386,7 +388,7 @@ def messages_of_one_moment(hog: Hog) -> None:
 
 def remembered_ids(hog: Hog) -> None:
     ids = [hog.generator.randbytes(60).hex() for _ in range(hog.rows(3000))]
-    hog.ask(IDS, c.Send(IDS, [BrokeredMessage(message_id=one) for one in ids]))
+    hog.ask(IDS, c.Send(IDS, [BrokeredMessage(message_id=item) for item in ids]))
     drain(hog, IDS, IDS)
 
 
@@ -410,9 +412,9 @@ def unread_replies(hog: Hog) -> None:
     hog.ask(JUNK, c.Send(JUNK, [BrokeredMessage(os.urandom(100_000))] * 40))
     exchange = hog.exchange()
     exchange.write(frames_of(*[c.Peek(JUNK, 0, 1000)] * 50))
-    hog.held.append(exchange)
-    if len(hog.held) > 3:
-        hog.held.pop(0).cancel()
+    hog.unread.append(exchange)
+    if len(hog.unread) > 3:
+        hog.unread.pop(0).cancel()
     drain(hog, JUNK)
 
 
@@ -483,8 +485,8 @@ def withdrawals(hog: Hog) -> None:
         if hog.generator.random() < 0.5:
             exchange.write(*gone)
         else:
-            for one in gone:
-                exchange.write(one)
+            for item in gone:
+                exchange.write(item)
         exchange.all_replies(count)
 
 
@@ -530,7 +532,7 @@ def deferred_after_revocation(hog: Hog) -> None:
         time.sleep(max(expires_s - time.time(), 0))
         in_time = hog.ask(JUNK, send)  # with a token that is good
         late = dict(exchange.all_replies(21)).get(21)
-    receipts = [one for one in (in_time, late) if isinstance(one, c.SendReceipt)]
+    receipts = [item for item in (in_time, late) if isinstance(item, c.SendReceipt)]
     numbers = [receipt.sequence_numbers[0] for receipt in receipts]
     if len(numbers) == 2 and numbers[1] > numbers[0] > 0:
         hog.findings.append("a send ran after its token had expired")

@@ -73,9 +73,9 @@ class Outcome:
 
     def memory(self) -> tuple[int, int]:
         """Return what the server holds in the first and in the last third, between attacks."""
-        held = self.memory_kb[int(len(self.memory_kb) * WARM_UP) :]
-        third = max(len(held) // 3, 1)
-        return _low(held[:third]), _low(held[-third:])
+        found = self.memory_kb[int(len(self.memory_kb) * WARM_UP) :]
+        third = max(len(found) // 3, 1)
+        return _low(found[:third]), _low(found[-third:])
 
     def check(self) -> None:
         """Raise if anybody was harmed."""
@@ -235,13 +235,13 @@ def _end_raid(raiders: "subprocess.Popen[str]", seconds: float) -> Raid:
     """Wait for the hostile process; return what it did."""
     try:
         assert raiders.stdout is not None
-        told = raiders.stdout.read()
+        reported = raiders.stdout.read()
         code = raiders.wait(timeout=seconds)
     finally:
         raiders.kill()
         raiders.wait()
     assert code == 0, f"the hostile process ended with {code}"
-    attacks, endings, findings = json.loads(told)
+    attacks, endings, findings = json.loads(reported)
     return Raid(Counter(attacks), Counter(endings), findings)
 
 
@@ -310,7 +310,7 @@ def _show(outcome: Outcome) -> None:
         print("ended early:", dict(outcome.raid.endings.most_common(8)))
     print(f"{'victim':>10} {'count':>8} {'median':>9} {'p99':>9} {'max':>9}   ms")
     for what, found in sorted(outcome.latencies.items()):
-        ordered = [1000 * one for one in sorted(found)]
+        ordered = [1000 * item for item in sorted(found)]
         p99 = ordered[int(0.99 * (len(ordered) - 1))]
         middle = ordered[len(ordered) // 2]
         print(f"{what:>10} {len(ordered):8,} {middle:9.1f} {p99:9.1f} {ordered[-1]:9.1f}")

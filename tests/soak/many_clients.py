@@ -118,28 +118,28 @@ class Outcome:
 def _load(server: ServerProcess, size: Size, seconds: float, outcome: Outcome) -> None:
     """Run everything once, and look at the footprints in the middle of it."""
     arguments = [sys.executable, "-m", "tests.soak.many_clients", "--seconds", str(seconds)]
-    others = []
+    processes = []
     for _ in range(size.processes):
-        other = subprocess.Popen(
+        process = subprocess.Popen(
             [*arguments, "--join"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        assert other.stdin is not None
-        other.stdin.write(server.connection_string + "\n")  # not an argument: it has a key
-        other.stdin.close()
-        others.append(other)
+        assert process.stdin is not None
+        process.stdin.write(server.connection_string + "\n")  # not an argument: it has a key
+        process.stdin.close()
+        processes.append(process)
     looker = threading.Timer(seconds * 0.7, _look, [server, outcome])
     looker.start()
     tally = work_together(server.connection_string, range(size.clients), seconds)
     looker.join()
     outcome.messages += tally.messages
     outcome.errors += tally.errors
-    for other in others:
-        assert other.stdout is not None
-        told = other.stdout.read().splitlines()
-        other.stdout.close()
-        code = other.wait(timeout=120)
-        outcome.messages += int(told[0]) if told else 0
-        outcome.errors += told[1:]
+    for process in processes:
+        assert process.stdout is not None
+        reported = process.stdout.read().splitlines()
+        process.stdout.close()
+        code = process.wait(timeout=120)
+        outcome.messages += int(reported[0]) if reported else 0
+        outcome.errors += reported[1:]
         outcome.errors += [f"a process ended with {code}"] if code else []
 
 

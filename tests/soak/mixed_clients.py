@@ -99,7 +99,7 @@ class SdkSender(Application):
 
     def _go_round(self) -> None:
         ids = [f"{self.name}.{next(self._numbers)}" for _ in range(self._size)]
-        messages = [ServiceBusMessage(b"x" * 200, message_id=one) for one in ids]
+        messages = [ServiceBusMessage(b"x" * 200, message_id=item) for item in ids]
         self._sender.send_messages(messages if self._size > 1 else messages[0])
         self.acknowledged += ids
 
@@ -182,12 +182,12 @@ def story(seed: int, kills: int) -> Findings:
         for consumer in consumers:
             consumer.stop()
         assert not [worker.trouble for worker in twins.workers if worker.trouble]
-        acknowledged = [one for sender in senders for one in sender.acknowledged]
-        acknowledged += [one for worker in twins.workers for one in worker.acknowledged]
+        acknowledged = [item for sender in senders for item in sender.acknowledged]
+        acknowledged += [item for worker in twins.workers for item in worker.acknowledged]
         backlog = [queue.path for queue in twins.clients[0].pairing.backlog_queues()]
         secondary = twins.secondary.connection_string
-        held = browse_queues(twins.primary_string, secondary, QUEUE, backlog)
-        return examine(acknowledged, handovers, held)
+        found = browse_queues(twins.primary_string, secondary, QUEUE, backlog)
+        return examine(acknowledged, handovers, found)
 
 
 def _kill_and_start(twins: Twins, applications: list[Application]) -> None:
@@ -207,7 +207,7 @@ def _await_rounds(applications: list[Application]) -> None:
     """Return when every application has gone some more rounds."""
     wanted = {application: application.rounds + 5 for application in applications}
     until(
-        lambda: all(one.rounds >= least or one.trouble for one, least in wanted.items()),
+        lambda: all(key.rounds >= least or key.trouble for key, least in wanted.items()),
         "every application goes on",
     )
 

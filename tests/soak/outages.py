@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0)
     options = parser.parse_args()
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     total, broken = Verdict(), []
     seeds = range(options.first, options.first + options.schedules)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -47,8 +47,8 @@ def main() -> None:
                 setattr(total, name, getattr(total, name) + getattr(verdict, name))
             total.simulated += verdict.simulated
             total.signs += verdict.signs
-            if time.monotonic() - told > 10:
-                told = time.monotonic()
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
                 print(f"{done:,} of {options.schedules:,} schedules, {len(broken)} broken")
     unmet = set(TRANSITIONS) - set(total.signs)
     print(

@@ -110,7 +110,7 @@ def send_on(factory: MessagingFactory, name: str, generator: random.Random, book
         sender = factory.create_message_sender(QUEUE)  # each picks one of the backlog queues
         for _ in range(20):
             ids = [f"{name}.{next(numbers)}" for _ in range(generator.choice(BATCHES))]
-            sender.send_batch([BrokeredMessage(bytes(500), message_id=one) for one in ids])
+            sender.send_batch([BrokeredMessage(bytes(500), message_id=item) for item in ids])
             os.write(book, ("\n".join(ids) + "\n").encode())
             time.sleep(generator.uniform(0, 2 * PACE_S))
 
@@ -146,8 +146,8 @@ def audit(folder: Path) -> tuple[list[str], list[str], int]:
         for page in pages(factory.courier.ask, QUEUE):
             home.update(page.column("message_id").to_pylist())
     acknowledged = (folder / "acknowledged").read_text(encoding="utf-8").splitlines()
-    lost = [one for one in acknowledged if one not in home]
-    return lost, [one for one, times in home.items() if times > 1], len(acknowledged)
+    lost = [item for item in acknowledged if item not in home]
+    return lost, [key for key, times in home.items() if times > 1], len(acknowledged)
 
 
 def run(kills: int, seed: int) -> tuple[list[str], list[str], int]:

@@ -42,14 +42,14 @@ class Outcome:
     moments: Counter[str] = field(default_factory=Counter)  # when the power failed
     limits: list[str] = field(default_factory=list)  # rounds that ended early
 
-    def add(self, other: "Outcome") -> None:
+    def add(self, second: "Outcome") -> None:
         """Add a round."""
-        self.cuts += other.cuts
-        self.rounds += other.rounds
-        self.acknowledged += other.acknowledged
-        self.settled += other.settled
-        self.moments += other.moments
-        self.limits += other.limits
+        self.cuts += second.cuts
+        self.rounds += second.rounds
+        self.acknowledged += second.acknowledged
+        self.settled += second.settled
+        self.moments += second.moments
+        self.limits += second.limits
 
 
 class RoundFailedError(AssertionError):

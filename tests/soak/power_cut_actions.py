@@ -66,9 +66,9 @@ ENTITIES: tuple[EntityDescription, ...] = (
     ),
     QueueDescription(path=TALKS, max_delivery_count=OFTEN, requires_session=True),
     TopicDescription(path=TOPIC),
-    *(replace(one, max_delivery_count=OFTEN) for one in SUBSCRIPTIONS),
+    *(replace(subscription, max_delivery_count=OFTEN) for subscription in SUBSCRIPTIONS),
 )
-RECEIVED_FROM = (PLAIN, PASSING, ONCE, *(one.path for one in SUBSCRIPTIONS))
+RECEIVED_FROM = (PLAIN, PASSING, ONCE, *(subscription.path for subscription in SUBSCRIPTIONS))
 SESSIONS = ("s1", "s2", "s3")
 FATES = {
     Disposition.COMPLETE: Fate.ABSENT,
@@ -207,7 +207,11 @@ class Applications:
         return source, range(first, first + count)
 
     def _sends(self, send: Send) -> Step:
-        targets = [one.path for one in SUBSCRIPTIONS] if send.path == TOPIC else [send.path]
+        targets = (
+            [subscription.path for subscription in SUBSCRIPTIONS]
+            if send.path == TOPIC
+            else [send.path]
+        )
         messages: Iterable[BrokeredMessage] = send.messages
         due = [m.scheduled_enqueue_time_utc for m in messages]
         copies = [
@@ -313,11 +317,11 @@ class Applications:
         return self._model.delivered(path, message, machine.record, machine.now_us)
 
     def _receive_deferred(self) -> Step | None:
-        held = {hold.copy for hold in self._machine.holds}
+        found = {hold.copy for hold in self._machine.holds}
         sure = [
             (copy, number)
             for copy, number in self._deferred.items()
-            if copy.is_sure and copy.latest is Fate.DEFERRED and copy not in held
+            if copy.is_sure and copy.latest is Fate.DEFERRED and copy not in found
         ]
         if not sure:
             return None

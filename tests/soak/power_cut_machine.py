@@ -316,13 +316,13 @@ class Inspection:
 
     def _check_leases(self) -> None:
         now_us = self._clock.wall_us()
-        for lease in [one for one in self._model.leases.values() if one.until_us > now_us]:
+        for lease in [lease for lease in self._model.leases.values() if lease.until_us > now_us]:
             first, last = min(lease.ids, default=0), max(lease.ids, default=0)
             read = self._namespace.ask(ReadRange(lease.path, lease.epoch, first, last))
-            held = {m.sequence_number: m.message_id for m in to_messages(read)}
-            if not lease.ids.items() <= held.items():
+            found = {m.sequence_number: m.message_id for m in to_messages(read)}
+            if not lease.ids.items() <= found.items():
                 raise BrokenPromiseError(
-                    f"{lease.path}: lease {lease.epoch} has {held}, expected {lease.ids}"
+                    f"{lease.path}: lease {lease.epoch} has {found}, expected {lease.ids}"
                 )
 
     def check_goes_on(self, generator: random.Random) -> None:
@@ -360,15 +360,15 @@ class Inspection:
 
 def _brief(command: Command[Any]) -> str:
     """Return a command in few words."""
-    told = [type(command).__name__]
+    reported = [type(command).__name__]
     for name in ("path", "max_messages", "origin", "disposition", "sequence_numbers", "epoch"):
         value = getattr(command, name, None)
-        told += [f"{getattr(value, 'name', value)}"] if value is not None else []
-    told += [m.message_id for m in command.messages] if isinstance(command, Send) else []
+        reported += [f"{getattr(value, 'name', value)}"] if value is not None else []
+    reported += [m.message_id for m in command.messages] if isinstance(command, Send) else []
     if isinstance(command, Settle):
         numbers = [int.from_bytes(token[8:]) for token in command.lock_tokens.to_pylist()]
-        told.append(f"{numbers}")
-    return " ".join(told)
+        reported.append(f"{numbers}")
+    return " ".join(reported)
 
 
 def _check_health(engine: Engine) -> None:

@@ -109,7 +109,7 @@ class Outcome:
     def check(self) -> None:
         """Fail if more was lost than the copies had lost, or something came twice."""
         assert self.lost == self.acknowledged - self.kept, sorted(self.kept - set(self.received))
-        doubled = {one: count for one, count in self.received.items() if count > 1}
+        doubled = {key: count for key, count in self.received.items() if count > 1}
         assert not doubled, doubled
 
 
@@ -161,9 +161,9 @@ class Site:
     def send(self, phase: str, count: int) -> None:
         """Send; all of it is acknowledged, by the primary or by the backlog."""
         for number in range(count):
-            one = f"{phase}{number}"
-            self._sender.send(BrokeredMessage(one.encode(), message_id=one))
-            self.acknowledged.append(one)
+            item = f"{phase}{number}"
+            self._sender.send(BrokeredMessage(item.encode(), message_id=item))
+            self.acknowledged.append(item)
 
     def fail(self) -> None:
         """Kill the primary, and divert."""
@@ -175,7 +175,7 @@ class Site:
         until(self.is_healthy, "the entity is back")
 
     def is_healthy(self) -> bool:
-        return all(one.state is HealthState.HEALTHY for one in self.pairing.status())
+        return all(item.state is HealthState.HEALTHY for item in self.pairing.status())
 
     def bring_home(self) -> None:
         """Move what lies in the backlog."""
@@ -204,12 +204,12 @@ class Site:
 
     def copy(self) -> "Copies":
         """Copy both directories as a backup does, while the servers run if they do."""
-        held: dict[str, set[str]] = {}
+        found: dict[str, set[str]] = {}
         for name, server in self.servers.items():
             if server.is_alive():
-                held[name] = self.ids(name)
+                found[name] = self.ids(name)
             until(partial(self._try_to_copy, name), "a directory is copied")
-        return Copies(held)
+        return Copies(found)
 
     def _try_to_copy(self, name: str) -> bool:
         """Copy a directory; return False if the server renamed a file meanwhile."""
@@ -276,8 +276,8 @@ def play(case: Case, folder: Path) -> Outcome:
         site.fail()
         site.send("e", 10)
         site.mend()  # and what was diverted stays in the backlog
-        held = {name: site.ids(name) for name in site.servers}
-        held |= {name: copies.held[name] for name in WHICH[case.which]}
+        found = {name: site.ids(name) for name in site.servers}
+        found |= {name: copies.held[name] for name in WHICH[case.which]}
         site.restore(WHICH[case.which], is_whole=case.is_whole)
         if case.is_restarted:
             site.begin_application()
@@ -293,7 +293,7 @@ def play(case: Case, folder: Path) -> Outcome:
         received = site.drain()
         for server in site.servers.values():
             server.stop()
-        kept = held["primary"] | held["secondary"] | set(site.acknowledged[later:])
+        kept = found["primary"] | found["secondary"] | set(site.acknowledged[later:])
         ledgers = [folder / name / "namespace" for name in site.servers]
         known = set(site.acknowledged) - set(received)
         if case.is_whole:  # those of the first outage had come home

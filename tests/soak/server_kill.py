@@ -36,9 +36,9 @@ class Ledger:
     completed: dict[str, float] = field(default_factory=dict)  # copies, when it was acknowledged
     complaints: list[str] = field(default_factory=list)
 
-    def read(self, told: Path) -> None:
+    def read(self, reported: Path) -> None:
         """Take in what one client told."""
-        for line in told.read_text().splitlines():
+        for line in reported.read_text().splitlines():
             word, _, rest = line.partition(" ")
             if word == "complaint":
                 self.complaints.append(rest)
@@ -60,14 +60,14 @@ class Ledger:
         """Compare what was promised with what came."""
         outcome = Outcome(acknowledged=len(self.sent), completed=len(self.completed))
         copies = Counter(copy.partition(":")[0] for copy in self.received)
-        outcome.lost = sorted(one for one in self.sent if not copies[one])
+        outcome.lost = sorted(message for message in self.sent if not copies[message])
         outcome.complaints = self.complaints
         for copy, when in self.completed.items():
             if self.received[copy] > when:
                 near = any(0 <= kill - when < FENCE_S for kill in kills)
                 outcome.back_after_kill += near
                 outcome.came_back += [] if near else [copy]
-        outcome.doubled = sorted(one for one, count in copies.items() if count > 1)
+        outcome.doubled = sorted(key for key, count in copies.items() if count > 1)
         return outcome
 
 
@@ -98,11 +98,11 @@ class Outcome:
 def _clients(folder: Path, server: ServerProcess, seed: int) -> "list[subprocess.Popen[str]]":
     started = []
     for number in range(CLIENTS):
-        with (folder / f"told-{number}.txt").open("w") as told:
+        with (folder / f"told-{number}.txt").open("w") as reported:
             client = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.server_kill_client", str(number), str(seed)],
                 stdin=subprocess.PIPE,
-                stdout=told,
+                stdout=reported,
                 text=True,
             )
         assert client.stdin is not None

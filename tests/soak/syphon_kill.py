@@ -242,10 +242,10 @@ class SyphonProcess:
         return self._process.poll()
 
     def jvms(self) -> list[Process]:
-        return [one for one in self._parts() if one.is_jvm]
+        return [part for part in self._parts() if part.is_jvm]
 
     def workers(self) -> list[Process]:
-        return [one for one in self._parts() if one.is_worker]
+        return [part for part in self._parts() if part.is_worker]
 
     def _parts(self) -> list[Process]:
         return marked(self._mark_of(self.lives))
@@ -253,7 +253,7 @@ class SyphonProcess:
     def remains(self) -> list[Process]:
         """Return what is left of lives that are over."""
         over = range(1, self.lives + (self.exit_code is not None))
-        return [one for life in over for one in marked(self._mark_of(life))]
+        return [item for life in over for item in marked(self._mark_of(life))]
 
     def kill(self) -> None:
         """Kill the command alone."""
@@ -311,7 +311,7 @@ class Client:
         self._number += count
         ids = [f"{self._name}.{number}" for number in numbers]
         body = bytes(self._generator.choice([10, 200, 2000]))
-        messages = to_batch([BrokeredMessage(body, message_id=one) for one in ids])
+        messages = to_batch([BrokeredMessage(body, message_id=item) for item in ids])
         was_tried = self._generator.random() < self._tries_first
         origin = Origin(self._source, numbers) if was_tried else None
         self._sender.send_batch(diverted(messages, destination, origin))
@@ -357,18 +357,18 @@ class Outcome:
     def compare(self, sent: dict[str, list[str]], home: list[str], destination: str) -> None:
         """Compare what clients diverted to a destination with what it holds, in order."""
         count = Counter(home)
-        every = {one for ids in sent.values() for one in ids}
+        every = {item for ids in sent.values() for item in ids}
         self.diverted += len(every)
         self.lost += sorted(every - set(count))
-        self.doubled += sorted(one for one, times in count.items() if times > 1)
+        self.doubled += sorted(key for key, times in count.items() if times > 1)
         self.unheard_of += sorted(set(count) - every)
         came: defaultdict[str, list[str]] = defaultdict(list)
-        for one in dict.fromkeys(home):
-            came[one.partition(".")[0]].append(one)
+        for message_id in dict.fromkeys(home):
+            came[message_id.partition(".")[0]].append(message_id)
         for client, ids in sent.items():
-            wanted = [one for one in ids if one in count]
+            wanted = [item for item in ids if item in count]
             wrong = [a for a, b in zip(came[client], wanted, strict=False) if a != b]
-            self.out_of_order += [f"{one} at {destination}" for one in wrong[:1]]
+            self.out_of_order += [f"{item} at {destination}" for item in wrong[:1]]
 
     def check(self) -> None:
         """Raise when a promise was broken."""
@@ -423,8 +423,10 @@ class Site:
             server.start()
         home, away = named(self._primary.connection_string), self._secondary.connection_string
         self._home, self._away = (
-            stack.enter_context(NamespaceManager.from_connection_string(one, retry_policy=_PATIENT))
-            for one in (home, away)
+            stack.enter_context(
+                NamespaceManager.from_connection_string(item, retry_policy=_PATIENT)
+            )
+            for item in (home, away)
         )
         for index in range(len(QUEUES)):
             self._away.create_queue(describe_backlog_queue(PrimaryIdentity(PRIMARY), index))
@@ -454,12 +456,12 @@ class Site:
     def home(self) -> int:
         """Count what is on the primary."""
         runtime = [self._home.get_runtime_properties(path) for path in DESTINATIONS]
-        return sum(one.active_message_count for one in runtime)
+        return sum(item.active_message_count for item in runtime)
 
     def waiting(self) -> int:
         """Count what is in the backlog."""
         runtime = [self._away.get_runtime_properties(path) for path in QUEUES]
-        return sum(one.active_message_count for one in runtime)
+        return sum(item.active_message_count for item in runtime)
 
     def _has_shrunk(self, before: int) -> bool:
         return self.waiting() < before
@@ -580,15 +582,15 @@ class Site:
         try:
             until(lambda: not self._syphon.remains(), "what the syphon started has ended")
         except AssertionError as error:
-            left = [one.name for one in self._syphon.remains()]
+            left = [part.name for part in self._syphon.remains()]
             self._complain(f"{error}: {left}")
         for path in DESTINATIONS:
             ask = self._home.courier.ask
-            found = [one for page in pages(ask, path) for one in page.column("message_id")]
+            found = [item for page in pages(ask, path) for item in page.column("message_id")]
             sent = {f"client{n}": client.sent[path] for n, client in enumerate(self._clients)}
-            outcome.compare(sent, [one.as_py() for one in found], path)
+            outcome.compare(sent, [item.as_py() for item in found], path)
         runtime = [self._away.get_runtime_properties(path) for path in QUEUES]
-        outcome.dead_lettered = sum(one.dead_letter_message_count for one in runtime)
+        outcome.dead_lettered = sum(item.dead_letter_message_count for item in runtime)
         return outcome
 
 

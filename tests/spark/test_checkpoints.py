@@ -39,7 +39,7 @@ def reader(server: End, **more: Any) -> LeasingReader:
 
 def fill(server: End, prefix: str, count: int, queue: str = QUEUE) -> list[str]:
     ids = numbered(prefix, count)
-    server.send(queue, *(BrokeredMessage(b"x", message_id=one) for one in ids))
+    server.send(queue, *(BrokeredMessage(b"x", message_id=item) for item in ids))
     return ids
 
 
@@ -59,7 +59,7 @@ def plan(stream: LeasingReader, start: Offset | None = None, rows: int = 1000) -
 def read(stream: LeasingReader, start: Offset, end: Offset) -> list[list[str]]:
     """Return the ids of each task of a batch."""
     return [
-        [one for piece in stream.read(part) for one in piece.column("message_id").to_pylist()]
+        [item for piece in stream.read(part) for item in piece.column("message_id").to_pylist()]
         for part in stream.partitions(start, end)
     ]
 
@@ -129,7 +129,7 @@ def test_an_offset_without_a_queue_completes_nothing_once_its_lease_has_expired(
     old = {**known, "first": 1, "last": 10, "count": 10}
     expire(server, end)
     again = plan(reader(server), old)
-    assert [one for task in read(reader(server), old, again) for one in task] == ids
+    assert [item for task in read(reader(server), old, again) for item in task] == ids
 
 
 # -- an expired lease ------------------------------------------------------------------------------
@@ -146,8 +146,8 @@ def test_a_committed_batch_is_completed_after_its_lease_has_expired(server: End)
 
 def test_of_a_batch_with_gaps_only_its_own_messages_are_completed(server: End) -> None:
     fill(server, "m", 30)
-    others = server.factory.create_message_receiver(QUEUE)
-    locked = others.receive_batch(30)
+    receiver = server.factory.create_message_receiver(QUEUE)
+    locked = receiver.receive_batch(30)
     for message in (*locked[:10], *locked[20:]):
         message.abandon()
     end = plan(reader(server))
@@ -168,7 +168,7 @@ def test_a_batch_with_gaps_is_repeated_without_the_messages_in_the_gaps(server: 
     stream = reader(server)
     end = plan(stream)
     first = read(stream, end, end)
-    assert [one for task in first for one in task] == [*ids[:10], *ids[20:]]
+    assert [item for task in first for item in task] == [*ids[:10], *ids[20:]]
     for message in locked[10:20]:
         message.abandon()
     expire(server, end)
@@ -223,8 +223,8 @@ def test_a_task_reads_on_when_the_server_was_restarted_in_the_batch(
 ) -> None:
     body = bytes(250_000)
     ids = numbered("m", MAX_RECEIVE_BYTES // len(body) + 10)  # more than one reply has
-    for one in ids:
-        server.send(QUEUE, BrokeredMessage(body, message_id=one))
+    for item in ids:
+        server.send(QUEUE, BrokeredMessage(body, message_id=item))
     source = kind(options(server, partitions=1))
     if isinstance(source, LeasingReader):
         end = plan(source)
@@ -237,7 +237,7 @@ def test_a_task_reads_on_when_the_server_was_restarted_in_the_batch(
     server.stop()
     starting = threading.Thread(target=server.start)
     starting.start()
-    found += [one for piece in rows for one in piece.column("message_id").to_pylist()]
+    found += [item for piece in rows for item in piece.column("message_id").to_pylist()]
     starting.join()
     assert found == ids
 
@@ -252,9 +252,9 @@ def test_the_next_range_is_leased_while_a_batch_runs_and_is_the_next_batch(serve
     assert server.metered("LeaseRange") == 1
     read(stream, first, first)
     until(lambda: server.metered("LeaseRange") == 2, "it is leased ahead")
-    others = server.factory.courier.ask(LeaseRange(QUEUE, "other", 10))
-    assert others is not None
-    assert others.first == 21
+    lease = server.factory.courier.ask(LeaseRange(QUEUE, "other", 10))
+    assert lease is not None
+    assert lease.first == 21
     second = plan(stream, first)
     assert read(stream, first, second) == [ids[10:20]]
 

@@ -39,13 +39,13 @@ class Cluster(Closable):
         }
         try:
             self._start("master", "master.Master", "--host", _HERE, "--port", "0")
-            self.url = self._told("master", rf"Starting Spark master at (spark://{_HERE}:\d+)")
+            self.url = self._logged("master", rf"Starting Spark master at (spark://{_HERE}:\d+)")
             for number, name in enumerate(self._workers(), start=1):
                 limits = ["--cores", str(cores), "--memory", memory]
                 place = ["--host", f"127.0.0.{number}", "--work-dir", str(folder / name)]
                 self._start(name, "worker.Worker", *limits, *place, self.url)
             for name in self._workers():
-                self._told(name, "(Successfully registered with master)")
+                self._logged(name, "(Successfully registered with master)")
         except BaseException:
             self.close()
             raise
@@ -81,17 +81,17 @@ class Cluster(Closable):
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _told(self, name: str, pattern: str) -> str:
+    def _logged(self, name: str, pattern: str) -> str:
         """Wait until a process logs something; return it."""
         found: list[str] = []
 
-        def is_told() -> bool:
+        def is_logged() -> bool:
             log = self._log(name).read_text(errors="replace")
             assert self._processes[name].poll() is None, f"{name} ended: {log[-2000:]}"
             found[:] = re.findall(pattern, log)
             return bool(found)
 
-        until(is_told, f"{name} says {pattern}")
+        until(is_logged, f"{name} says {pattern}")
         return found[0]
 
     def tasks_of_workers(self) -> list[int]:
@@ -158,12 +158,12 @@ def drain_on(cluster: Cluster, twins: Twins) -> str:
         start_new_session=True,
     )
     try:
-        told, _ = syphon.communicate(timeout=DEADLINE_S)
+        reported, _ = syphon.communicate(timeout=DEADLINE_S)
     finally:
         _end_group(syphon.pid)
         syphon.wait()
-    assert syphon.returncode == 0, told
-    return told
+    assert syphon.returncode == 0, reported
+    return reported
 
 
 def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
@@ -178,13 +178,13 @@ def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
         for queue in range(QUEUES)
         for destination in DESTINATIONS
     }
-    told = drain_on(cluster, twins)
-    assert twins.waiting() == 0, told
+    reported = drain_on(cluster, twins)
+    assert twins.waiting() == 0, reported
     for destination in DESTINATIONS:
         home = twins.primary.ids(destination)
         assert len(home) == QUEUES * CLIENT_MESSAGES
         assert not doubled(home)
         for queue in range(QUEUES):
             ids = sent[destination, queue]
-            assert [one for one in home if one in set(ids)] == ids
+            assert [item for item in home if item in set(ids)] == ids
     assert all(cluster.tasks_of_workers()), "a worker had nothing to do"

@@ -33,7 +33,7 @@ def test_the_listener_of_the_docs_feeds_prometheus(
     [shown] = [block for block in blocks_of("python spark") if "Listener" in block.values[0]]
     names = run(shown.values[0], twins, tmp_path, monkeypatch)
 
-    def told(name: str) -> float | None:
+    def metric_of(name: str) -> float | None:
         by_query = {
             sample.labels["query"].partition(" ")[0]: sample.value
             for metric in names["registry"].collect()
@@ -46,10 +46,10 @@ def test_the_listener_of_the_docs_feeds_prometheus(
     try:
         twins.divert_ids(numbered("m", 40))
         with Syphon(twins.settings()):
-            until(lambda: told("batch_messages") == 40, "the listener hears of the batch")
+            until(lambda: metric_of("batch_messages") == 40, "the listener hears of the batch")
             twins.divert_ids(numbered("n", 7))
-            until(lambda: told("moved") == 40, "the next batch tells what was moved before")
-            assert (told("moved_bytes"), told("waiting")) == (40, 7)
+            until(lambda: metric_of("moved") == 40, "the next batch tells what was moved before")
+            assert (metric_of("moved_bytes"), metric_of("waiting")) == (40, 7)
     finally:
         spark.streams.removeListener(names["watch"])
 

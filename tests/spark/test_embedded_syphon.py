@@ -139,7 +139,7 @@ def test_what_is_diverted_comes_home_once_and_in_order_whichever_end_is_embedded
     sender.send(BrokeredMessage(b"x", message_id="after"))
     ids = mixed.primary.ids()
     assert sorted(ids) == sorted(["before", *numbered("m", 50), "after"])
-    assert [one for one in ids if one.startswith("m")] == numbered("m", 50)
+    assert [item for item in ids if item.startswith("m")] == numbered("m", 50)
 
 
 @pytest.mark.usefixtures("spark")
@@ -174,7 +174,7 @@ def test_closing_the_primary_closes_the_doors_and_frees_both_directories(
     local: Pair, tmp_path: Path
 ) -> None:
     pairing = pair(local.application, local.secondary.connection)
-    sockets = [one.socket for one in strings_of(pairing)]
+    sockets = [item.socket for item in strings_of(pairing)]
     assert all(socket is not None and socket.is_socket() for socket in sockets)
     local.application.close()
     assert pairing.secondary.state is FactoryState.CLOSED
@@ -215,7 +215,7 @@ def test_the_keys_of_the_doors_are_in_memory_and_nowhere_else(
     until(lambda: local.secondary.count(BACKLOG) == 0, "the backlog is empty")
     of_spark = Path(spark.conf.get("spark.local.dir") or "")
     assert (of_spark / "spark.log").is_file()
-    for secret in (one.key.encode() for one in strings_of(pairing)):
+    for secret in (item.key.encode() for item in strings_of(pairing)):
         assert holders(secret, [tmp_path, of_spark]) == []
         assert secret.decode() not in caplog.text
     assert "py4j" in caplog.text, "the rest of its log is there"
@@ -243,7 +243,7 @@ def test_a_directory_that_no_process_has_open_can_be_drained(tmp_path: Path) -> 
     pairing = pair(ends.application, ends.secondary.connection)
     switch(ends.primary.manager, EntityStatus.DISABLED)
     sender = ends.application.create_message_sender(QUEUE)
-    sender.send_batch([BrokeredMessage(b"x", message_id=one) for one in numbered("m", 30)])
+    sender.send_batch([BrokeredMessage(b"x", message_id=item) for item in numbered("m", 30)])
     assert pairing.syphon is not None
     ends.close()
     with LocalEnd(tmp_path / "primary", PRIMARY) as primary:
@@ -270,11 +270,11 @@ def test_the_command_does_not_wait_for_queues_that_only_its_own_process_could_cr
         timeout=DEADLINE_S,
         check=False,
     )
-    said = f"there are no backlog queues of {PRIMARY}: nothing to bring home\n"
-    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+    output = f"there are no backlog queues of {PRIMARY}: nothing to bring home\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, output, "")
 
 
-def test_a_spark_on_other_machines_cannot_reach_an_embedded_namespace_and_that_is_said(
+def test_a_spark_on_other_machines_is_refused_for_an_embedded_namespace(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(InvalidArgumentError, match=r"spark://host:7077 .*`twinbus serve`"):
@@ -306,7 +306,7 @@ def application(folder: Path, *, is_first: bool) -> None:
         ids = numbered("m", MESSAGES)
         for at in range(0, MESSAGES, PIECE):
             piece = ids[at : at + PIECE]
-            sender.send_batch([BrokeredMessage(bytes(1000), message_id=one) for one in piece])
+            sender.send_batch([BrokeredMessage(bytes(1000), message_id=item) for item in piece])
         switch(home.manager, EntityStatus.ACTIVE)
         while not home.count():
             time.sleep(0.001)

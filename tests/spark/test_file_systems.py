@@ -202,7 +202,7 @@ def test_a_damaged_file_on_another_file_system_is_named(
         make_report(spark, settings)
     skipping = ReportSettings([f"{cloud_uri}/contoso"], load_sheet("zero"), skip_bad_files=True)
     made = make_report(spark, skipping)
-    assert {str(one.path).rpartition("-")[2] for one in made.survey.left_out} == {
+    assert {str(entity.path).rpartition("-")[2] for entity in made.survey.left_out} == {
         "3.parquet",
         file.name.rpartition("-")[2],
     }

@@ -44,17 +44,19 @@ class Program:
 
     def parts(self) -> list[Process]:
         """Return what it has started and what still runs."""
-        return [one for one in marked(self.mark) if one.pid != self.process.pid]
+        return [item for item in marked(self.mark) if item.pid != self.process.pid]
 
     def jvms(self) -> list[Process]:
-        return [one for one in self.parts() if "org.apache.spark.deploy.SparkSubmit" in one.command]
+        return [
+            part for part in self.parts() if "org.apache.spark.deploy.SparkSubmit" in part.command
+        ]
 
     def has_launcher(self) -> bool:
         """Whether the shell script of Spark runs, which starts the JVM later."""
-        return any("spark-" in part for one in self.parts() for part in one.command)
+        return any("spark-" in part for item in self.parts() for part in item.command)
 
     def has_jvm(self) -> bool:
-        return any(one.is_jvm for one in self.jvms())
+        return any(jvm.is_jvm for jvm in self.jvms())
 
     def is_connected(self) -> bool:
         """Whether the JVM has started and this program has connected to it."""
@@ -104,7 +106,7 @@ def test_an_interrupted_report_leaves_no_jvm(
     ended = interrupt(program, lambda: moment(program), moment.__name__)
     assert program.parts() == []
     assert ended == (130, "", "starting Spark ...\ninterrupted\n")
-    assert [one.name for one in tmp_path.iterdir()] == ["shop"], "it cleans up"
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"], "it cleans up"
 
 
 def test_an_interrupted_start_of_the_syphon_leaves_no_jvm(
@@ -150,9 +152,9 @@ def test_a_start_that_fails_is_one_line_and_leaves_no_jvm(
     program = start([*COMMAND, "report", "shop", "--master", "local[nonsense]"])
     out, err = program.process.communicate(timeout=120)
     assert (program.process.returncode, out) == (1, "")
-    _, told = err.splitlines()
-    assert told.startswith("twinbus: Spark cannot be started: ")
-    assert "nonsense" in told
+    _, reported = err.splitlines()
+    assert reported.startswith("twinbus: Spark cannot be started: ")
+    assert "nonsense" in reported
     assert program.parts() == []
 
 

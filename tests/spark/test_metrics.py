@@ -24,7 +24,7 @@ def reported(progress: Any) -> dict[str, Any]:
 def observed(spark: SparkSession) -> list[dict[str, Any]]:
     """Return the metrics of every batch that carried something, from Spark's own progress."""
     [query] = spark.streams.active
-    rows = [told.observedMetrics.get("twinbus") for told in query.recentProgress]
+    rows = [found.observedMetrics.get("twinbus") for found in query.recentProgress]
     return [row.asDict() for row in rows if row is not None and row["messages"]]
 
 
@@ -34,8 +34,8 @@ def test_the_progress_of_a_syphon_counts_messages(twins: Twins) -> None:
     twins.divert_ids(numbered("m", 300))
     with Syphon(twins.settings()) as syphon:
         until(lambda: reported(syphon.query_progress).get("moved") == 300, "Spark tells it")
-        told = reported(syphon.query_progress)
-    assert (told["moved_bytes"], told["waiting"], told["dead_lettered"]) == (300, 0, 0)
+        found = reported(syphon.query_progress)
+    assert (found["moved_bytes"], found["waiting"], found["dead_lettered"]) == (300, 0, 0)
     assert syphon.progress.moved == 300
 
 
@@ -49,12 +49,12 @@ def test_each_batch_of_a_syphon_tells_what_it_carried(
     with Syphon(twins.settings(transform=transform, range_messages=100)) as syphon:
         until(lambda: syphon.progress.moved == 350, "all is home")
         until(lambda: len(observed(spark)) == 3, "Spark tells of all batches")
-        told = observed(spark)
-    assert [batch["messages"] for batch in told] == [150, 100, 100]
-    assert all(batch["bytes"] >= batch["messages"] for batch in told)
-    assert all(batch["oldest_age_s"] > 0 for batch in told)
+        found = observed(spark)
+    assert [batch["messages"] for batch in found] == [150, 100, 100]
+    assert all(batch["bytes"] >= batch["messages"] for batch in found)
+    assert all(batch["oldest_age_s"] > 0 for batch in found)
     if transform is None:
-        assert [batch["waiting"] for batch in told] == [200, 100, 0]
+        assert [batch["waiting"] for batch in found] == [200, 100, 0]
 
 
 def test_the_progress_of_a_stream_says_how_far_behind_it_is(
@@ -65,9 +65,9 @@ def test_the_progress_of_a_stream_says_how_far_behind_it_is(
     query = start(stream(spark, twins, maxRowsPerBatch=100), tmp_path, to_the_end=True)
     assert query.awaitTermination(int(DEADLINE_S))
     batches = [reported(progress) for progress in query.recentProgress if progress.numInputRows]
-    assert [(told["messages"], told["waiting"]) for told in batches] == [
+    assert [(batch["messages"], batch["waiting"]) for batch in batches] == [
         (100, 150),
         (100, 50),
         (50, 0),
     ]
-    assert all(told["oldest_age_s"] >= 0 for told in batches)
+    assert all(batch["oldest_age_s"] >= 0 for batch in batches)

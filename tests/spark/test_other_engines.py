@@ -92,7 +92,7 @@ def divert(
     for index, queue in enumerate(BACKLOG):
         if not manager.queue_exists(queue):
             manager.create_queue(describe_backlog_queue(PrimaryIdentity(PRIMARY), index))
-    batch = to_batch([BrokeredMessage(b"x", message_id=one) for one in ids])
+    batch = to_batch([BrokeredMessage(b"x", message_id=item) for item in ids])
     origin = Origin(sender_source(7 + len(ids)), range(len(ids)))
     factory.courier.namespace.ask(Send(BACKLOG[0], diverted(batch, path, origin)))
 
@@ -103,11 +103,11 @@ def syphon(primary: str, secondary: str, *, once: bool = True) -> Syphon:
 
 
 @contextmanager
-def paired(here: str, there: str, ledger: Path) -> Iterator[SendAvailabilityPairing]:
+def paired(here: str, peer: str, ledger: Path) -> Iterator[SendAvailabilityPairing]:
     """Pair two namespaces; the first failure of an entity diverts its sends."""
     options = SendAvailabilityPairedNamespaceOptions(
-        NamespaceManager.from_connection_string(there),
-        MessagingFactory.from_connection_string(there),
+        NamespaceManager.from_connection_string(peer),
+        MessagingFactory.from_connection_string(peer),
         len(BACKLOG),
         timedelta(0),
         ping_primary_interval=timedelta(seconds=1),
@@ -118,7 +118,7 @@ def paired(here: str, there: str, ledger: Path) -> Iterator[SendAvailabilityPair
 
 
 def is_healthy(pairing: SendAvailabilityPairing) -> bool:
-    return all(one.state is HealthState.HEALTHY for one in pairing.status())
+    return all(item.state is HealthState.HEALTHY for item in pairing.status())
 
 
 def test_messages_come_home_from_a_service_bus_once_and_in_order(
@@ -147,8 +147,8 @@ def test_messages_come_home_to_a_service_bus(service_bus: ServiceBus, tmp_path: 
         assert away.count(BACKLOG[0]) == 0
     with service_bus.factory.create_message_receiver(QUEUE) as receiver:
         found = receiver.peek(0, 1000)
-    assert [one.message_id for one in found] == ids
-    assert all("x-twinbus-origin" in one.application_properties for one in found)
+    assert [message.message_id for message in found] == ids
+    assert all("x-twinbus-origin" in message.application_properties for message in found)
 
 
 def test_a_message_that_reaches_an_idle_backlog_is_brought_home(
@@ -182,9 +182,9 @@ def test_an_outage_of_two_service_buses_is_reported_from_what_clients_counted(
 ) -> None:
     ledgers = [tmp_path / name for name in ("primary", "secondary", "pairing")]
     with closing(ServiceBus(tmp_path / "backup")) as backup:
-        here, there = service_bus.counted_in(ledgers[0]), backup.counted_in(ledgers[1])
+        primary, secondary = service_bus.counted_in(ledgers[0]), backup.counted_in(ledgers[1])
         service_bus.manager.create_queue(QUEUE)
-        with paired(here, there, ledgers[2]) as pairing:
+        with paired(primary, secondary, ledgers[2]) as pairing:
             sender = pairing.primary.create_message_sender(QUEUE)
             sender.send(BrokeredMessage(b"direct"))
             service_bus.server.stop(signal.SIGKILL)
@@ -193,7 +193,7 @@ def test_an_outage_of_two_service_buses_is_reported_from_what_clients_counted(
             service_bus.server.start("", *service_bus.server.options)
             until(lambda: is_healthy(pairing), "a ping got through")
             settings = SyphonSettings(
-                primary=here, secondary=there, queues=BACKLOG, ledger=ledgers[2]
+                primary=primary, secondary=secondary, queues=BACKLOG, ledger=ledgers[2]
             )
             with Syphon(settings, once=True) as running:
                 assert running.wait(DEADLINE_S)
@@ -277,4 +277,4 @@ def test_messages_come_home_to_a_rabbitmq(
             found += receiver.receive_batch(1000, timedelta(seconds=5))
         for message in found:
             message.complete()
-    assert [one.message_id for one in found] == ids
+    assert [message.message_id for message in found] == ids

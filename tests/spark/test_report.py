@@ -70,7 +70,7 @@ def totals(rows: list[StageOperations]) -> Counter[str]:
     return found
 
 
-def test_a_lived_outage_is_told_to_the_last_operation(
+def test_an_outage_is_reported_to_the_last_operation(
     spark: SparkSession, lived: Story, tmp_path: Path
 ) -> None:
     report = make_report(spark, ReportSettings(lived.ledgers, STANDARD), tmp_path)

@@ -78,10 +78,10 @@ def test_a_table_shows_every_field_with_its_type(spark: SparkSession, twins: Twi
         assert row[name] == getattr(FULL, name), name
     assert bytes(row.body) == FULL.body
     assert (row.sequence_number, row.delivery_count, row.state) == (1, 0, "active")
-    held = {name: value[name] for name, value in row.properties.items()}
-    held["bytes"], held["uuid"] = bytes(held["bytes"]), UUID(bytes=bytes(held["uuid"]))
-    held["datetime"] = held["datetime"].astimezone(UTC)
-    assert held == FULL.application_properties
+    found = {name: value[name] for name, value in row.properties.items()}
+    found["bytes"], found["uuid"] = bytes(found["bytes"]), UUID(bytes=bytes(found["uuid"]))
+    found["datetime"] = found["datetime"].astimezone(UTC)
+    assert found == FULL.application_properties
     assert all(sum(v is not None for v in value) == 1 for value in row.properties.values())
 
 
@@ -198,9 +198,9 @@ def test_only_a_body_is_needed_and_texts_will_do(spark: SparkSession, twins: Twi
         connection=twins.primary.connection, queue=QUEUE
     ).save()
     found = twins.primary.take()
-    assert sorted(one.body for one in found) == [b"0", b"1", b"2", b"3", b"4"]
-    assert {tuple(one.application_properties.items()) for one in found} == {(("k", "v"),)}
-    assert len({one.message_id for one in found}) == 5
+    assert sorted(message.body for message in found) == [b"0", b"1", b"2", b"3", b"4"]
+    assert {tuple(message.application_properties.items()) for message in found} == {(("k", "v"),)}
+    assert len({message.message_id for message in found}) == 5
 
 
 def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
@@ -226,14 +226,14 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
     for commit in (tmp_path / "c" / "commits").iterdir():  # as if it was killed before its commit
         commit.unlink()
     run()
-    assert sorted(one.body for one in twins.primary.take()) == [b"0", b"1", b"2"]
+    assert sorted(message.body for message in twins.primary.take()) == [b"0", b"1", b"2"]
 
 
 # -- bad input and secrets -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "text"),
     [
         ({"connection": None}, "the namespace is missing"),
         ({"connection": "nonsense"}, "Name=Value"),
@@ -248,14 +248,14 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
         ({"colour": "red"}, "unknown option colour"),
     ],
 )
-def test_bad_options_are_told(
-    spark: SparkSession, twins: Twins, options: dict[str, Any], told: str
+def test_bad_options_are_reported(
+    spark: SparkSession, twins: Twins, options: dict[str, Any], text: str
 ) -> None:
-    with pytest.raises(AnalysisException, match=told):
+    with pytest.raises(AnalysisException, match=text):
         table(spark, twins, **options).collect()
 
 
-def test_columns_no_message_has_are_told(spark: SparkSession, twins: Twins) -> None:
+def test_columns_no_message_has_are_reported(spark: SparkSession, twins: Twins) -> None:
     twins.primary.queue()
     writer = spark.range(1).write.format("twinbus").mode("append")
     with pytest.raises(AnalysisException, match="no column id"):
@@ -281,10 +281,10 @@ def test_no_plan_and_no_progress_shows_a_key(
     )
     query.processAllAvailable()
     query.explain(extended=True)
-    told = "".join(progress.json for progress in query.recentProgress)
+    reported = "".join(progress.json for progress in query.recentProgress)
     query.stop()
-    shown = "".join(capfd.readouterr()) + told
+    shown = "".join(capfd.readouterr()) + reported
     kept = [path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()]
     assert kept
     assert key not in shown
-    assert not any(key.encode() in one for one in kept)
+    assert not any(key.encode() in item for item in kept)

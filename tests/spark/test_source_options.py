@@ -22,7 +22,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 def fill(twins: Twins, count: int, queue: str = QUEUE) -> list[str]:
     twins.primary.queue(queue)
     ids = numbered("m", count)
-    twins.primary.send(queue, *(BrokeredMessage(b"x" * 100, message_id=one) for one in ids))
+    twins.primary.send(queue, *(BrokeredMessage(b"x" * 100, message_id=item) for item in ids))
     return ids
 
 
@@ -130,8 +130,8 @@ def test_a_union_reads_one_queue_while_the_others_are_idle(
     sources = [stream(spark, twins, maxRowsPerBatch=100)]
     sources += [stream(spark, twins, queue=f"idle-{number}") for number in range(4)]
     union = sources[0]
-    for one in sources[1:]:
-        union = union.union(one)
+    for source in sources[1:]:
+        union = union.union(source)
     query = start(union, tmp_path)
     try:
         until(lambda: not twins.primary.count(), "all was read")
@@ -174,7 +174,7 @@ def test_spark_passes_options_of_a_select_on_to_no_python_source(
         spark.sql("create temporary view orders using twinbus")
 
 
-def test_a_session_of_spark_connect_is_told_what_to_do() -> None:
+def test_the_refusal_of_spark_connect_says_what_to_do() -> None:
     class Connected:
         """As pyspark's own: a session without a JVM in this process."""
 

@@ -65,7 +65,7 @@ def test_a_query_that_is_stopped_in_a_batch_releases_what_it_leased_ahead(
     taken: list[int | None] = []
 
     def take() -> bool:
-        taken.extend(one.sequence_number for one in twins.primary.take())
+        taken.extend(message.sequence_number for message in twins.primary.take())
         return len(taken) >= 10
 
     until(take, "others may have what was leased ahead")
@@ -119,10 +119,16 @@ def test_a_repeated_batch_with_other_rows_doubles_but_loses_nothing(
         for log in ("offsets", "commits", "sources"):  # its first batch comes again, as the same
             rmtree(tmp_path / "c" / log)
         (tmp_path / "in" / f"{life}.txt").unlink()
-    assert sorted(one.body for one in twins.primary.take()) == [b"a", b"b", b"b", b"c", b"d"]
+    assert sorted(message.body for message in twins.primary.take()) == [
+        b"a",
+        b"b",
+        b"b",
+        b"c",
+        b"d",
+    ]
 
 
-def test_a_number_is_no_time_and_that_is_told(spark: SparkSession, twins: Twins) -> None:
+def test_a_number_is_refused_as_a_time(spark: SparkSession, twins: Twins) -> None:
     twins.primary.queue()
     rows = spark.range(1).select(expr("'x'").alias("body"), expr("60").alias("time_to_live"))
     writer = rows.write.format("twinbus").mode("append")

@@ -49,7 +49,7 @@ def test_each_queue_comes_home_in_order_and_nothing_is_doubled(twins: Twins) -> 
     home = twins.primary.ids()
     assert not doubled(home)
     for ids in sent:
-        assert [one for one in home if one in set(ids)] == ids
+        assert [item for item in home if item in set(ids)] == ids
     assert (progress.moved, progress.waiting, progress.dead_lettered) == (9000, 0, 0)
 
 
@@ -86,8 +86,8 @@ def test_poison_is_put_aside_with_a_reason_and_the_rest_goes_home(twins: Twins) 
     progress = twins.drain().progress
     assert twins.primary.ids() == ["a", "c"]
     why = {
-        str(one.message_id): str(one.dead_letter_error_description)
-        for one in twins.secondary.dead(twins.queues[0])
+        str(message.message_id): str(message.dead_letter_error_description)
+        for message in twins.secondary.dead(twins.queues[0])
     }
     assert "x-ms-path" in why["lost its path"]
     assert "nowhere" in why["b"]
@@ -135,9 +135,9 @@ def test_a_destination_that_is_switched_off_gets_its_messages_later_and_in_order
         until(lambda: twins.waiting() == 0, "all is home")
         until(lambda: not any(d.trouble for d in syphon.progress.destinations), "it tells")
     assert twins.primary.ids() == sent
-    told = [record.message for record in caplog.records if record.name == "twinbus.syphon"]
-    assert any("does not take its messages" in line for line in told)
-    assert any("takes its messages again" in line for line in told)
+    reported = [record.message for record in caplog.records if record.name == "twinbus.syphon"]
+    assert any("does not take its messages" in line for line in reported)
+    assert any("takes its messages again" in line for line in reported)
 
 
 def test_once_ends_although_a_destination_fails_and_tells_what_is_left(twins: Twins) -> None:
@@ -188,24 +188,24 @@ def test_what_another_holds_is_taken_over_when_its_lease_lapses(twins: Twins) ->
 def test_two_syphons_share_the_work(twins: Twins) -> None:
     twins.primary.queue()
     with (
-        Syphon(twins.settings(range_messages=100)) as one,
-        Syphon(twins.settings(range_messages=100)) as other,
+        Syphon(twins.settings(range_messages=100)) as first,
+        Syphon(twins.settings(range_messages=100)) as second,
     ):
-        one.wait_until_running()
-        other.wait_until_running()
+        first.wait_until_running()
+        second.wait_until_running()
         sent = []
         for part in range(12):
             for queue in range(3):
                 sent += twins.divert_ids(numbered(f"{queue}/{part}", 200), queue=queue)
         until(lambda: twins.waiting() == 0, "all is home")
-        until(lambda: one.progress.moved + other.progress.moved == len(sent), "both told")
-        assert one.progress.moved
-        assert other.progress.moved
+        until(lambda: first.progress.moved + second.progress.moved == len(sent), "both told")
+        assert first.progress.moved
+        assert second.progress.moved
     home = twins.primary.ids()
     assert sorted(home) == sorted(sent)
     for queue in range(3):
-        mine = [one for one in sent if one.startswith(f"{queue}/")]
-        assert [one for one in home if one.startswith(f"{queue}/")] == mine
+        mine = [message for message in sent if message.startswith(f"{queue}/")]
+        assert [item for item in home if item.startswith(f"{queue}/")] == mine
 
 
 def test_an_idle_syphon_asks_once_and_a_new_message_is_known_at_once(twins: Twins) -> None:
@@ -241,14 +241,14 @@ def test_a_transform_changes_redirects_and_leaves_out_but_nothing_disappears(
     twins.divert_ids(["stays"], "off")
     twins.secondary.send(twins.queues[0], BrokeredMessage(b"x", message_id="no path"))
     progress = twins.drain(transform=shout).progress
-    home = {one.message_id: one for one in twins.primary.take()}
+    home = {message.message_id: message for message in twins.primary.take()}
     assert set(home) == {"m1", "moved"}
     assert home["m1"].body == FULL.body + b"!"
     assert home["m1"].application_properties == FULL.application_properties
     assert home["m1"].time_to_live == FULL.time_to_live
     dead = {
-        str(one.message_id): str(one.dead_letter_error_description)
-        for one in twins.secondary.dead(twins.queues[0])
+        str(message.message_id): str(message.dead_letter_error_description)
+        for message in twins.secondary.dead(twins.queues[0])
     }
     assert set(dead) == {"unwanted", "no path"}
     assert "transform" in dead["unwanted"]
@@ -261,20 +261,20 @@ def test_an_extra_queue_is_drained_on_request_and_only_of_diverted_messages(
 ) -> None:
     twins.primary.queue()
     kept, extra = twins.queues[:2], twins.queues[2]
-    ours = twins.divert_ids(["ours"])
-    theirs = twins.divert_ids(["theirs", "theirs, too"], queue=2)
+    of_pairing = twins.divert_ids(["ours"])
+    of_extra = twins.divert_ids(["theirs", "theirs, too"], queue=2)
     twins.secondary.send(extra, BrokeredMessage(b"x", message_id="no path"))
     with_path = backlog_of(twins, 2)
     assert list(with_path.extra.values()) == [extra]
     [line] = note_extra_queues(twins.secondary.manager, with_path)
     assert line.startswith(f"{extra} has 3 message(s)")
     twins.drain(queues=kept, transform=transform)
-    assert (twins.primary.ids(), twins.secondary.count(extra)) == (ours, 3)
+    assert (twins.primary.ids(), twins.secondary.count(extra)) == (of_pairing, 3)
     drained = twins.drain(queues=twins.queues, extra_queues=(extra,), transform=transform)
-    assert twins.primary.ids() == theirs
-    assert [one.message_id for one in twins.secondary.browse(extra)] == ["no path"]
+    assert twins.primary.ids() == of_extra
+    assert [message.message_id for message in twins.secondary.browse(extra)] == ["no path"]
     assert (twins.secondary.dead(extra), drained.progress.waiting) == ([], 1)
-    [left] = (one for one in drained.progress.destinations if one.trouble)
+    [left] = (destination for destination in drained.progress.destinations if destination.trouble)
     assert (left.path, left.kept) == ("messages without x-ms-path", 1)
 
 
@@ -284,7 +284,7 @@ def backlog_of(twins: Twins, count: int) -> BacklogQueues:
     return find_backlog_queues(twins.secondary.manager, identity, count)
 
 
-def test_a_transform_that_drops_what_is_needed_is_told(twins: Twins) -> None:
+def test_a_transform_that_drops_what_is_needed_is_reported(twins: Twins) -> None:
     twins.primary.queue()
     twins.divert_ids(["a"])
     with pytest.raises(MessagingError, match="sequence_number"):
@@ -293,7 +293,7 @@ def test_a_transform_that_drops_what_is_needed_is_told(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "no.such:function", "os.path:no_such", "os:name"])
-def test_a_transform_that_is_not_there_is_told(twins: Twins, name: str) -> None:
+def test_a_transform_that_is_not_there_is_reported(twins: Twins, name: str) -> None:
     with pytest.raises(MessagingError, match="transform"):
         Syphon(twins.settings(transform=name))
 

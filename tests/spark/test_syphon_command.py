@@ -35,9 +35,9 @@ def start(twins: Twins, errors: Path, *options: str) -> subprocess.Popen[bytes]:
         "TWINBUS_PRIMARY": twins.primary.connection,
         "TWINBUS_SECONDARY": twins.secondary.connection,
     }
-    with errors.open("wb") as told:
+    with errors.open("wb") as reported:
         return subprocess.Popen(
-            [*_SYPHON, *options], stdout=subprocess.DEVNULL, stderr=told, env=environment
+            [*_SYPHON, *options], stdout=subprocess.DEVNULL, stderr=reported, env=environment
         )
 
 

@@ -83,8 +83,8 @@ class End(Closable):
         with self.factory.create_message_receiver(path) as receiver:
             while batch := receiver.receive_batch(1000, timedelta(0)):
                 taken += batch
-                for one in batch:
-                    one.complete()
+                for item in batch:
+                    item.complete()
         return taken
 
     def ids(self, path: str = QUEUE) -> list[str]:
@@ -138,7 +138,7 @@ class Twins(Closable):
     def divert_ids(self, ids: Iterable[str], destination: str = QUEUE, queue: int = 0) -> list[str]:
         """Divert messages of these identifiers; return them."""
         wanted = list(ids)
-        self.divert([BrokeredMessage(b"x", message_id=one) for one in wanted], destination, queue)
+        self.divert([BrokeredMessage(b"x", message_id=item) for item in wanted], destination, queue)
         return wanted
 
     def waiting(self) -> int:
@@ -169,4 +169,4 @@ def numbered(prefix: str, count: int) -> list[str]:
 
 
 def doubled(ids: Iterable[str]) -> list[str]:
-    return [one for one, count in Counter(ids).items() if count > 1]
+    return [key for key, count in Counter(ids).items() if count > 1]

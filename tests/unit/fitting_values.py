@@ -28,7 +28,7 @@ PRINTED = st.characters(codec="utf-8", exclude_characters="\0")
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 NUMBERS = (
     st.lists(NUMBER, max_size=40)
-    | st.lists(NUMBER, max_size=40).map(lambda held: np.array(held, np.int64))
+    | st.lists(NUMBER, max_size=40).map(lambda value: np.array(value, np.int64))
     | st.builds(
         lambda first, count: range(first, first + count),
         st.integers(-(2**63), 2**61),
@@ -44,7 +44,7 @@ LEASE = st.timedeltas(timedelta(microseconds=1), timedelta(hours=1))
 LIFE = st.timedeltas(timedelta(seconds=1)) | st.just(timedelta.max)
 REASON = st.none() | PATH
 MODE = st.sampled_from(c.ReceiveMode)
-HELD = st.none() | st.builds(c.SessionLock, PATH, st.uuids())
+SESSION_LOCK = st.none() | st.builds(c.SessionLock, PATH, st.uuids())
 AWARE = st.datetimes(timezones=st.just(UTC))
 PROPERTY = st.one_of(
     *(st.booleans(), NUMBER, st.floats(), PATH, st.binary(max_size=20), AWARE, st.uuids()),
@@ -116,7 +116,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "max_messages": st.integers(1, 10_000),
         "wait": WAIT,
         "mode": MODE,
-        "session": HELD,
+        "session": SESSION_LOCK,
         "max_bytes": NUMBER,
         "takes_rows": st.booleans(),
     },
@@ -124,7 +124,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "path": PATH,
         "sequence_numbers": NUMBERS,
         "mode": MODE,
-        "session": HELD,
+        "session": SESSION_LOCK,
     },
     c.Peek: {
         "path": PATH,
@@ -137,7 +137,7 @@ FITTING: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "path": PATH,
         "max_messages": st.integers(1, 100_000),
         "enqueued_before_utc": st.none() | AWARE,
-        "session": HELD,
+        "session": SESSION_LOCK,
     },
     c.Settle: {
         "path": PATH,

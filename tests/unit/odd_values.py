@@ -66,7 +66,7 @@ class Shy:
     def __repr__(self) -> str:
         raise ValueError("not to be shown")
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, second: object) -> bool:
         raise ValueError("not to be compared")
 
     __hash__ = None  # type: ignore[assignment]
@@ -80,7 +80,9 @@ class Drawn:
 
     def __repr__(self) -> str:
         if isinstance(self.value, dict):
-            return f"{{{', '.join(f'{name}: {shown(held)}' for name, held in self.value.items())}}}"
+            return (
+                f"{{{', '.join(f'{name}: {shown(found)}' for name, found in self.value.items())}}}"
+            )
         return shown(self.value)
 
 
@@ -176,11 +178,11 @@ MAKERS: list[Callable[[], Any]] = [
 ODD = st.sampled_from(range(len(MAKERS))).map(lambda at: MAKERS[at]())
 CHARACTER = st.characters() | st.sampled_from("\0\ud800\udfff\uffff$@/'\"\\\U0001f600")
 TEXT = st.text(CHARACTER, max_size=20)
-WHOLE = st.integers() | st.sampled_from([2**62, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
+INTEGER = st.integers() | st.sampled_from([2**62, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1])
 SCALAR = st.one_of(
-    *(ODD, st.booleans(), WHOLE, st.floats(), TEXT, st.binary(max_size=20), st.timedeltas()),
+    *(ODD, st.booleans(), INTEGER, st.floats(), TEXT, st.binary(max_size=20), st.timedeltas()),
     *(st.uuids(), st.datetimes(timezones=st.sampled_from([None, UTC, EAST, WEST]))),
-    st.builds(range, WHOLE, WHOLE, WHOLE.filter(bool)),
+    st.builds(range, INTEGER, INTEGER, INTEGER.filter(bool)),
 )
 ANYTHING = st.recursive(
     SCALAR,

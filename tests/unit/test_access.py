@@ -102,15 +102,15 @@ def token(secret: str = FIRST, path: str = "", name: str = "key", expires_s: int
 
 def keys(*held: SharedAccessKey) -> AccessKeys:
     ring = AccessKeys()
-    for one in held:
-        ring.put(one)
+    for item in held:
+        ring.put(item)
     return ring
 
 
-def admitted(held: SharedAccessKey, path: str | None = None) -> Admission:
+def admitted(stored: SharedAccessKey, path: str | None = None) -> Admission:
     """Return the admission a key gives to a token for a path; None: for what the key is for."""
-    where = held.entity_path or "" if path is None else path
-    return keys(held).admit(token(path=where, name=held.name), NOW)
+    where = stored.entity_path or "" if path is None else path
+    return keys(stored).admit(token(path=where, name=stored.name), NOW)
 
 
 def allows(admission: Admission, command: c.Command[Any]) -> bool:
@@ -158,7 +158,7 @@ def test_what_a_token_was_found_to_allow_is_remembered_within_a_bound() -> None:
     assert 0 < len(admission._allowed) <= ALLOWED_REMEMBERED
 
 
-def test_what_is_remembered_of_one_origin_or_path_is_not_said_of_another() -> None:
+def test_what_is_remembered_of_one_origin_or_path_is_not_known_of_another() -> None:
     admission = admitted(key(Claim.SEND, path="orders"))
     sender = c.Origin(sender_source(1), range(1))
     assert allows(admission, c.Send("orders", [BrokeredMessage()], sender))
@@ -207,7 +207,7 @@ def test_a_key_of_a_folder_manages_the_backlog_queues_in_it_and_nothing_else() -
     assert allows(folder, c.LeaseRange(BACKLOG, "syphon", 1))
     assert allows(folder, c.Peek(dead_letter_path(BACKLOG)))
     assert allows(folder, c.ListEntities(c.EntityKind.QUEUE))
-    for other in (
+    for second in (
         c.CreateEntity(QueueDescription(path=ORDERS)),
         c.CreateEntity(QueueDescription(path=backlog_queue_path("fabrikam", 0))),
         c.CreateEntity(QueueDescription(path=f"{FOLDER}s/0")),
@@ -215,7 +215,7 @@ def test_a_key_of_a_folder_manages_the_backlog_queues_in_it_and_nothing_else() -
         c.ListKeys(),
         c.ReadMeter(),
     ):
-        assert not allows(folder, other)
+        assert not allows(folder, second)
 
 
 def test_a_key_of_a_folder_that_only_sends_creates_and_lists_nothing() -> None:
@@ -409,15 +409,15 @@ def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
         yield opened
 
 
-def held(namespace: EmbeddedNamespace) -> list[str]:
-    return [one.id for one in namespace.ask(c.ListKeys())]
+def key_ids(namespace: EmbeddedNamespace) -> list[str]:
+    return [item.id for item in namespace.ask(c.ListKeys())]
 
 
 def test_keys_are_listed_with_those_of_the_namespace_first(namespace: EmbeddedNamespace) -> None:
     namespace.ask(c.CreateEntity(QueueDescription(path=ORDERS)))
     namespace.ask(c.PutKey(key(Claim.SEND, name="a", path=ORDERS)))
     namespace.ask(c.PutKey(key(Claim.MANAGE, name="root")))
-    assert held(namespace) == [":root", "orders:a"]
+    assert key_ids(namespace) == [":root", "orders:a"]
 
 
 def test_the_last_managing_key_cannot_be_deleted(namespace: EmbeddedNamespace) -> None:
@@ -427,7 +427,7 @@ def test_the_last_managing_key_cannot_be_deleted(namespace: EmbeddedNamespace) -
         namespace.ask(c.DeleteKey("root"))
     namespace.ask(c.PutKey(key(Claim.MANAGE, name="spare")))
     namespace.ask(c.DeleteKey("root"))
-    assert held(namespace) == [":sender", ":spare"]
+    assert key_ids(namespace) == [":sender", ":spare"]
 
 
 def test_the_last_managing_key_cannot_lose_its_claim_either(namespace: EmbeddedNamespace) -> None:
@@ -464,7 +464,7 @@ def test_deleting_an_entity_deletes_its_keys(namespace: EmbeddedNamespace, path:
     namespace.ask(c.PutKey(key(Claim.SEND, name="sender", path=path)))
     namespace.ask(c.PutKey(key(Claim.SEND, name="sender", path="orders2")))
     namespace.ask(c.DeleteEntity(ORDERS))
-    assert held(namespace) == [":root", "orders2:sender"]
+    assert key_ids(namespace) == [":root", "orders2:sender"]
 
 
 def test_deleting_an_idle_entity_by_itself_deletes_its_keys(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ def test_deleting_an_idle_entity_by_itself_deletes_its_keys(tmp_path: Path) -> N
         namespace.ask(c.PutKey(key(Claim.SEND, path=ORDERS)))
         clock.advance(timedelta(minutes=6))
         assert namespace.ask(c.ListEntities(c.EntityKind.QUEUE)) == []
-        assert held(namespace) == []
+        assert key_ids(namespace) == []
 
 
 def test_keys_survive_a_restart(tmp_path: Path) -> None:

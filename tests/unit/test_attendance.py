@@ -53,13 +53,13 @@ def test_keys_that_manage_the_namespace_have_a_reserve_of_bytes() -> None:
     for number in range(2):
         shares.note(admission(f"key{number}"), SHARE)
     local = admission("local", Claim.MANAGE, path="orders")
-    for one in (RED, ROOT, local):
-        shares.note(one, 1)
+    for item in (RED, ROOT, local):
+        shares.note(item, 1)
     reserve = int(MOST * MANAGE_RESERVE)
     left = MOST - reserve - shares.total
-    for one in (RED, local):
-        assert shares.has_room(one, 0, 0, left)
-        assert not shares.has_room(one, 0, 0, left + 1)
+    for item in (RED, local):
+        assert shares.has_room(item, 0, 0, left)
+        assert not shares.has_room(item, 0, 0, left + 1)
     assert shares.has_room(ROOT, 0, 0, left + reserve)
     assert not shares.has_room(ROOT, 0, 0, left + reserve + 1)
 

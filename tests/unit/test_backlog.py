@@ -41,15 +41,17 @@ LATER = datetime(2031, 1, 1, tzinfo=UTC)
 paths = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 origins = st.sampled_from([None, "sender/00000000000000ff"])
 batches = any_batches.filter(  # a reserved name is refused, and Hypothesis reads them in the source
-    lambda sent: not any(RESERVED.keys() & one.application_properties.keys() for one in sent)
+    lambda sent: (
+        not any(RESERVED.keys() & message.application_properties.keys() for message in sent)
+    )
 )
 
 
-def one(**fields: Any) -> BrokeredMessage:
+def identified(**fields: Any) -> BrokeredMessage:
     return BrokeredMessage(message_id="id", **fields)
 
 
-def held(message: BrokeredMessage, origin: Origin | None = None) -> BrokeredMessage:
+def as_diverted(message: BrokeredMessage, origin: Origin | None = None) -> BrokeredMessage:
     """Return a message as a backlog queue holds it."""
     (found,) = to_messages(diverted(to_batch([message]), "orders", origin))
     return found
@@ -99,8 +101,8 @@ def test_a_number_that_cancels_leads_back_to_its_place(index: int, sequence: int
 
 
 def test_what_a_backlog_queue_must_not_act_on_becomes_properties_of_their_types() -> None:
-    found = held(
-        one(
+    found = as_diverted(
+        identified(
             session_id="s",
             time_to_live=timedelta(minutes=1),
             scheduled_enqueue_time_utc=LATER,
@@ -165,21 +167,21 @@ def test_message_objects_and_columns_are_diverted_to_the_same_bytes(
 
 @pytest.mark.parametrize("life", [timedelta.max, timedelta(microseconds=1)])
 def test_the_ends_of_a_life_are_diverted_to_the_same_bytes(life: timedelta) -> None:
-    sent = [one(time_to_live=life)]
+    sent = [identified(time_to_live=life)]
     found = to_messages(diverted(to_batch(sent), "orders"))
     assert as_bytes(diverted_messages(sent, "orders")) == as_bytes(found)
 
 
 @pytest.mark.parametrize(("count", "is_columns"), [(0, False), (16, False), (17, True)])
 def test_a_few_objects_stay_objects_and_more_become_columns(count: int, is_columns: bool) -> None:
-    sent = [one() for _ in range(count)]
+    sent = [identified() for _ in range(count)]
     assert isinstance(to_backlog(sent, "orders"), pa.RecordBatch) is is_columns
     assert isinstance(to_backlog(to_batch(sent), "orders"), pa.RecordBatch)
 
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_message_object_that_has_a_reserved_property_is_refused(name: str) -> None:
-    sent = [one(), one(application_properties={"own": 1, name: "mine"})]
+    sent = [identified(), identified(application_properties={"own": 1, name: "mine"})]
     with pytest.raises(InvalidArgumentError, match=f"message 1 .*{name}"):
         diverted_messages(sent, "orders")
 
@@ -187,8 +189,8 @@ def test_a_message_object_that_has_a_reserved_property_is_refused(name: str) -> 
 @pytest.mark.parametrize("name", ALIASES)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_message_that_has_such_a_property_already_is_refused(name: str, at: int) -> None:
-    sent = [one(application_properties={"own": 1}) for _ in range(3)]
-    sent[at] = one(application_properties={"own": 1, name: "mine"})
+    sent = [identified(application_properties={"own": 1}) for _ in range(3)]
+    sent[at] = identified(application_properties={"own": 1, name: "mine"})
     with pytest.raises(InvalidArgumentError, match=f"message {at} .*{name}"):
         diverted(to_batch(sent), "orders")
 
@@ -243,25 +245,26 @@ def test_a_slice_comes_back_as_that_slice(
 @replayed
 @given(batches, batches, paths, paths)
 def test_messages_of_several_entities_and_senders_come_back_each_to_its_own(
-    first: list[BrokeredMessage], second: list[BrokeredMessage], here: str, there: str
+    first: list[BrokeredMessage], second: list[BrokeredMessage], here: str, peer: str
 ) -> None:
     tried = diverted(to_batch(first), here, origin_of("sender/00000000000000ff", 0, len(first)))
-    home = restored(pa.concat_batches([tried, diverted(to_batch(second), there)]))
+    home = restored(pa.concat_batches([tried, diverted(to_batch(second), peer)]))
     assert [plain(m) for m in to_messages(home.batch)] == [plain(m) for m in first + second]
-    assert home.paths.to_pylist() == [here] * len(first) + [there] * len(second)
+    assert home.paths.to_pylist() == [here] * len(first) + [peer] * len(second)
     assert home.senders.null_count == len(second)
     assert home.faults == {}
 
 
 def test_a_life_without_end_comes_back_without_end() -> None:
-    home = restored(diverted(to_batch([one(time_to_live=timedelta.max)]), "orders"))
+    home = restored(diverted(to_batch([identified(time_to_live=timedelta.max)]), "orders"))
     assert to_messages(home.batch)[0].time_to_live == timedelta.max
 
 
 def test_the_edges_of_time_come_back() -> None:
     edges = [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
     sent = [
-        one(scheduled_enqueue_time_utc=at, time_to_live=timedelta(microseconds=1)) for at in edges
+        identified(scheduled_enqueue_time_utc=at, time_to_live=timedelta(microseconds=1))
+        for at in edges
     ]
     home = restored(diverted(to_batch(sent), "orders"))
     assert [plain(m) for m in to_messages(home.batch)] == [plain(m) for m in sent]
@@ -278,7 +281,7 @@ OF_OTHER_TYPES: dict[str, list[Any]] = {
 
 
 def poison(properties: Mapping[str, Any]) -> BrokeredMessage:
-    return one(body=b"poison", application_properties=properties)
+    return identified(body=b"poison", application_properties=properties)
 
 
 def test_a_message_without_a_path_is_a_fault_that_says_so() -> None:
@@ -289,7 +292,7 @@ def test_a_message_without_a_path_is_a_fault_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [(name, value) for name, held in OF_OTHER_TYPES.items() for value in held]
+    ("name", "value"), [(name, value) for name, found in OF_OTHER_TYPES.items() for value in found]
 )
 def test_an_alias_of_the_wrong_type_is_a_fault_that_names_it(name: str, value: Any) -> None:
     home = restored(to_batch([poison({PATH: "orders"} | {name: value})]))
@@ -299,7 +302,7 @@ def test_an_alias_of_the_wrong_type_is_a_fault_that_names_it(name: str, value: A
 
 @replayed
 @given(batches, paths, st.data())
-def test_poison_is_told_apart_and_its_neighbours_come_home(
+def test_poison_is_separated_and_its_neighbours_come_home(
     sent: list[BrokeredMessage], path: str, data: st.DataObject
 ) -> None:
     at = data.draw(st.integers(0, len(sent)))
@@ -313,7 +316,7 @@ def test_poison_is_told_apart_and_its_neighbours_come_home(
 
 
 def test_an_alias_that_comes_twice_is_a_fault() -> None:
-    twice = diverted(to_batch([one()]), "orders")
+    twice = diverted(to_batch([identified()]), "orders")
     column = twice.column("properties")
     keys = pa.concat_arrays([column.keys, column.keys])
     items = pa.concat_arrays([column.items, column.items])
@@ -334,10 +337,10 @@ def test_an_alias_that_comes_twice_is_a_fault() -> None:
 def test_the_check_refuses_exactly_what_grows_beyond_the_limit(
     path: str, session: str | None
 ) -> None:
-    small = to_batch([one(session_id=session)])
+    small = to_batch([identified(session_id=session)])
     growth = int(sizes(diverted(small, path, ORIGIN))[0])
     room = MAX_MESSAGE_BYTES - growth
-    fits, too_large = ([one(session_id=session, body=bytes(n))] for n in (room, room + 1))
+    fits, too_large = ([identified(session_id=session, body=bytes(n))] for n in (room, room + 1))
     for form in (list, to_batch):
         check_divertible(form(fits), path, ORIGIN)
         with pytest.raises(MessageSizeExceededError, match="head-room") as caught:
@@ -346,7 +349,7 @@ def test_the_check_refuses_exactly_what_grows_beyond_the_limit(
 
 
 def test_the_check_names_the_message_at_fault() -> None:
-    sent = to_batch([one(), one(body=bytes(MAX_MESSAGE_BYTES)), one()])
+    sent = to_batch([identified(), identified(body=bytes(MAX_MESSAGE_BYTES)), identified()])
     with pytest.raises(MessageSizeExceededError, match="message 1 "):
         check_divertible(sent, "orders", Origin(ORIGIN.source, [1, 2, 3]))
 

@@ -3,7 +3,7 @@
 import json
 from datetime import UTC, datetime
 
-from twinbus.limits import CROWDED_RANGES, HELD_RANGES, SECOND_US
+from twinbus.limits import CROWDED_RANGES, MAX_LEASED_RANGES, SECOND_US
 from twinbus.protocol.commands import RangeLease
 from twinbus.syphon.book import Book, Task
 from twinbus.syphon.carrier import OVERTAKING, Carried, Failure, Range
@@ -43,14 +43,14 @@ def kept(queue: str, epoch: int, destination: str, failure: Failure | None = Non
 
 
 def epochs(tasks: list[Task]) -> list[list[int]]:
-    return [[one.epoch for one in task.ranges] for task in tasks]
+    return [[item.epoch for item in task.ranges] for task in tasks]
 
 
 def test_each_queue_with_something_at_hand_is_a_task() -> None:
     book = book_of("a", "b", "c")
     grant(book, "a", 1)
     grant(book, "c", 2)
-    assert [(task.queue, task.held_back) for task in book.tasks(0)] == [("a", ()), ("c", ())]
+    assert [(task.queue, task.skipped) for task in book.tasks(0)] == [("a", ()), ("c", ())]
 
 
 def test_a_range_that_is_home_is_forgotten() -> None:
@@ -67,7 +67,7 @@ def test_behind_a_destination_that_fails_the_queue_goes_on() -> None:
     book.absorb([kept("a", 1, "Orders", DOWN)], 0)
     grant(book, "a", 2)
     [task] = book.tasks(0)
-    assert (epochs([task]), task.held_back) == ([[2]], ("orders",))
+    assert (epochs([task]), task.skipped) == ([[2]], ("orders",))
 
 
 def test_a_destination_is_tried_again_in_its_first_range_by_one_queue() -> None:
@@ -135,9 +135,9 @@ def test_queues_with_messages_that_wait_are_not_given_away() -> None:
     assert book.give_up_surplus(0) == [("a", 1)]
 
 
-def test_a_queue_takes_no_more_ranges_than_can_be_held() -> None:
+def test_a_queue_takes_no_more_ranges_than_may_be_leased() -> None:
     book = book_of("a")
-    grant(book, "a", *range(HELD_RANGES))
+    grant(book, "a", *range(MAX_LEASED_RANGES))
     assert not book.has_room("a")
 
 

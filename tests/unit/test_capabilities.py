@@ -26,14 +26,14 @@ from twinbus.testing import LimitedNamespace
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
+def full(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
     with EmbeddedNamespace(tmp_path / "namespace") as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         yield namespace
 
 
-def test_a_twinbus_namespace_has_every_capability(whole: EmbeddedNamespace) -> None:
-    assert whole.capabilities == EVERY_CAPABILITY
+def test_a_twinbus_namespace_has_every_capability(full: EmbeddedNamespace) -> None:
+    assert full.capabilities == EVERY_CAPABILITY
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_twinbus_namespace_has_every_capability(whole: EmbeddedNamespace) -> N
     ],
 )
 def test_a_missing_capability_is_named(
-    whole: EmbeddedNamespace, capability: Capability, command: Command[object]
+    full: EmbeddedNamespace, capability: Capability, command: Command[object]
 ) -> None:
-    namespace = LimitedNamespace(whole, [capability])
+    namespace = LimitedNamespace(full, [capability])
     with pytest.raises(UnsupportedCapabilityError, match=capability.value) as caught:
         namespace.ask(command)
     assert caught.value.capability == capability.name
@@ -56,20 +56,20 @@ def test_a_missing_capability_is_named(
     assert isinstance(namespace.submit(command).exception(), UnsupportedCapabilityError)
 
 
-def test_sends_and_receives_need_no_capability(whole: EmbeddedNamespace) -> None:
-    namespace = LimitedNamespace(whole, EVERY_CAPABILITY)
+def test_sends_and_receives_need_no_capability(full: EmbeddedNamespace) -> None:
+    namespace = LimitedNamespace(full, EVERY_CAPABILITY)
     namespace.ask(Send("orders", [BrokeredMessage(b"one")]))
     assert namespace.ask(Receive("orders")).num_rows == 1
 
 
 def test_without_a_memory_of_repeats_a_repeated_send_is_enqueued_again(
-    whole: EmbeddedNamespace,
+    full: EmbeddedNamespace,
 ) -> None:
-    namespace = LimitedNamespace(whole, [Capability.REPEAT_MEMORY, Capability.TRANSFER_MEMORY])
+    namespace = LimitedNamespace(full, [Capability.REPEAT_MEMORY, Capability.TRANSFER_MEMORY])
     send = Send("orders", [BrokeredMessage(b"one")], Origin(sender_source(7), [0]))
-    for place in (namespace, namespace, whole, whole):
+    for place in (namespace, namespace, full, full):
         place.ask(send)
-    assert whole.ask(Peek("orders", max_messages=10)).num_rows == 3
+    assert full.ask(Peek("orders", max_messages=10)).num_rows == 3
 
 
 def test_every_command_but_sends_receives_and_settlements_says_what_it_needs() -> None:

@@ -18,7 +18,7 @@ def test_lines_stay_within_the_picture(highest: float) -> None:
     svg = ET.fromstring(drawn[drawn.index("<svg") :])  # noqa: S314 - our own
     _, _, width, height = map(float, svg.attrib["viewBox"].split())
     [line] = svg.findall("polyline")
-    places = [tuple(map(float, one.split(","))) for one in line.attrib["points"].split()]
+    places = [tuple(map(float, item.split(","))) for item in line.attrib["points"].split()]
     assert all(0 <= x <= width and 0 <= y <= height for x, y in places)
     assert places[0][1] >= places[1][1]
 

@@ -16,7 +16,7 @@ from twinbus.limits import CLIENT_LEDGER_BUCKETS, MIN_LEDGER_BYTES
 from twinbus.namespace.metered import ClientLedger
 from twinbus.protocol.operations import Load, Operation, Purpose
 
-ONE = Operation("orders", "Send", Purpose.APPLICATION, "ok", Load(1, 10, 1))
+SINGLE_SEND = Operation("orders", "Send", Purpose.APPLICATION, "ok", Load(1, 10, 1))
 MINUTE = timedelta(minutes=1)
 
 
@@ -35,10 +35,10 @@ def total(folder: Path) -> int:
 
 def test_counts_of_one_minute_are_one_row(tmp_path: Path, clock: ManualClock) -> None:
     ledger = ClientLedger(tmp_path, clock)
-    ledger.count(ONE)
-    ledger.count(ONE)
+    ledger.count(SINGLE_SEND)
+    ledger.count(SINGLE_SEND)
     clock.advance(MINUTE)
-    ledger.count(ONE)
+    ledger.count(SINGLE_SEND)
     ledger.close()
     [file] = files(tmp_path)
     rows = pq.read_table(file).select(["bucket", "count", "messages", "bytes"]).to_pylist()
@@ -58,10 +58,10 @@ def test_nothing_is_written_when_nothing_was_counted(tmp_path: Path, clock: Manu
 
 def test_several_processes_write_side_by_side(tmp_path: Path, clock: ManualClock) -> None:
     ledger = ClientLedger(tmp_path, clock)
-    ledger.count(ONE)
+    ledger.count(SINGLE_SEND)
     child = os.fork()
     if not child:
-        ledger.count(ONE)  # what the parent had counted stays the parent's
+        ledger.count(SINGLE_SEND)  # what the parent had counted stays the parent's
         ledger.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -74,7 +74,7 @@ def test_the_end_of_the_process_writes_what_no_close_wrote(
     tmp_path: Path, clock: ManualClock
 ) -> None:
     ledger = ClientLedger(tmp_path, clock)
-    ledger.count(ONE)
+    ledger.count(SINGLE_SEND)
     ClientLedger.write_all()
     assert total(tmp_path) == 1
     ledger.close()
@@ -85,7 +85,7 @@ def test_files_beyond_the_bound_are_deleted_oldest_first(
 ) -> None:
     ledger = ClientLedger(tmp_path, clock, max_bytes=MIN_LEDGER_BYTES)
     for number in range(60):
-        ledger.count(ONE._replace(path=f"queue-{number}"))
+        ledger.count(SINGLE_SEND._replace(path=f"queue-{number}"))
         ledger.write()
         clock.advance(MINUTE)
     ledger.close()
@@ -103,7 +103,7 @@ def test_counts_that_cannot_be_written_are_kept_for_the_next_time(
     ledger = ClientLedger(folder, clock)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            ledger.count(ONE)
+            ledger.count(SINGLE_SEND)
             ledger.write()
             clock.advance(MINUTE)
     assert len(caplog.records) == 1
@@ -120,7 +120,7 @@ def test_counts_kept_while_the_disk_refuses_have_a_bound(
     folder.write_text("a file where the folder should be")
     ledger = ClientLedger(folder, clock)
     for _ in range(CLIENT_LEDGER_BUCKETS + 5):
-        ledger.count(ONE)
+        ledger.count(SINGLE_SEND)
         clock.advance(MINUTE)
     ledger.write()
     assert "The counts of 5 buckets were given up" in caplog.text

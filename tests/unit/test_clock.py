@@ -41,31 +41,31 @@ def test_a_manual_clock_stands_still_until_it_is_moved() -> None:
     assert clock.now_us() == moment_us(WINTER) + 1_000_000
 
 
-def test_whoever_asked_is_told_after_each_move_until_they_stop() -> None:
-    clock, told = ManualClock(WINTER), list[datetime]()
-    stop = clock.on_advance(lambda: told.append(clock.now()))
+def test_a_listener_is_called_after_each_move_until_it_stops() -> None:
+    clock, reported = ManualClock(WINTER), list[datetime]()
+    stop = clock.on_advance(lambda: reported.append(clock.now()))
     clock.advance(timedelta(seconds=1))
     clock.sleep_us(1_000_000)
     stop()
     clock.advance(timedelta(seconds=1))
-    assert told == [WINTER + timedelta(seconds=1), WINTER + timedelta(seconds=2)]
+    assert reported == [WINTER + timedelta(seconds=1), WINTER + timedelta(seconds=2)]
 
 
-def test_one_may_stop_listening_while_being_told() -> None:
-    clock, told = ManualClock(), list[int]()
+def test_a_listener_may_stop_listening_while_it_is_called() -> None:
+    clock, reported = ManualClock(), list[int]()
 
     def listen_once() -> None:
-        told.append(1)
+        reported.append(1)
         stop()
 
     stop = clock.on_advance(listen_once)
-    clock.on_advance(lambda: told.append(2))
+    clock.on_advance(lambda: reported.append(2))
     clock.advance(timedelta(seconds=1))
     clock.advance(timedelta(seconds=1))
-    assert told == [1, 2, 2]
+    assert reported == [1, 2, 2]
 
 
-def test_one_waits_for_a_manual_clock_until_told_unless_the_moment_has_come() -> None:
+def test_a_wait_for_a_manual_clock_ends_when_the_clock_moves_unless_the_moment_has_come() -> None:
     clock = ManualClock(WINTER)
     assert clock.seconds_until(clock.now_us() + 1) is None
     assert clock.seconds_until(clock.now_us()) == 0.0

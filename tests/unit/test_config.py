@@ -117,7 +117,7 @@ def test_the_order_of_sections_does_not_matter(read: Read) -> None:
 def test_the_page_that_shows_a_file_shows_a_good_one(read: Read) -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "run-a-server.md"
     found = read(page.read_text().partition("```toml\n")[2].partition("```")[0])
-    assert [one.description.path for one in found.entities] == [
+    assert [entity.description.path for entity in found.entities] == [
         "orders",
         "news",
         "news/Subscriptions/urgent",
@@ -214,10 +214,10 @@ def test_every_limit_has_a_range() -> None:
 def test_a_limit_that_is_a_count_must_be_a_whole_number_in_its_range(
     read: Read, name: str, value: str
 ) -> None:
-    said = refusal(read, f"[limits]\n{name} = {value}")
-    assert f"limits.{name} is " in said
-    assert f"it must be a whole number from 1 to {COUNTS[name]}" in said
-    assert len(said) < 400
+    output = refusal(read, f"[limits]\n{name} = {value}")
+    assert f"limits.{name} is " in output
+    assert f"it must be a whole number from 1 to {COUNTS[name]}" in output
+    assert len(output) < 400
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -233,9 +233,9 @@ def test_a_count_has_its_range_with_both_ends(read: Read, name: str) -> None:
 def test_a_limit_that_is_a_rate_must_be_a_finite_number_above_zero(
     read: Read, name: str, value: str
 ) -> None:
-    said = refusal(read, f"[limits]\n{name} = {value}")
-    assert f"limits.{name} is " in said
-    assert "it must be a number above 0 and at most 1000000000" in said
+    output = refusal(read, f"[limits]\n{name} = {value}")
+    assert f"limits.{name} is " in output
+    assert "it must be a number above 0 and at most 1000000000" in output
 
 
 @pytest.mark.parametrize("name", RATES)
@@ -289,8 +289,8 @@ def test_a_file_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_bad_rule_is_named_with_its_subscription_and_its_file(read: Read, rule: str) -> None:
     good = '{ name = "good", sql = "x = 1" }'
-    said = refusal(read, f"{SPORT}rules = [{good}, {rule}]")
-    assert "entities.toml: subscription 'sport': rule 'bad': " in said
+    output = refusal(read, f"{SPORT}rules = [{good}, {rule}]")
+    assert "entities.toml: subscription 'sport': rule 'bad': " in output
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(read: Read, tmp_path: Path) -> None:
@@ -458,10 +458,10 @@ def test_keys_that_the_file_does_not_name_stay(read: Read, namespace: EmbeddedNa
 def test_a_wrong_key_is_refused_without_showing_a_secret(
     read: Read, wrong: str, named: str
 ) -> None:
-    said = refusal(read, KEY + wrong)
-    assert "key 'shop'" in said
-    assert named in said
-    assert "hush" not in said
+    output = refusal(read, KEY + wrong)
+    assert "key 'shop'" in output
+    assert named in output
+    assert "hush" not in output
 
 
 def test_a_secret_in_place_of_the_name_is_not_shown(read: Read) -> None:

@@ -132,8 +132,8 @@ def test_a_socket_is_named_by_its_absolute_path(where: str) -> None:
 
 @pytest.mark.parametrize("part", ["Tls=true", "CaFile=/etc/ca.pem", "TlsHostName=contoso"])
 def test_a_socket_in_the_file_system_has_no_tls(part: str) -> None:
-    said = refusal(f"Endpoint=twinbus+unix:///run/door;{part}")
-    assert f"cannot have `{part.partition('=')[0]}`" in said
+    output = refusal(f"Endpoint=twinbus+unix:///run/door;{part}")
+    assert f"cannot have `{part.partition('=')[0]}`" in output
 
 
 # -- Azure Service Bus -----------------------------------------------------------------------------
@@ -187,14 +187,14 @@ def test_an_identity_of_entra_opens_a_service_bus_without_a_key() -> None:
     ],
 )
 def test_a_connection_string_that_no_service_bus_has_is_refused(parts: str, words: str) -> None:
-    said = refusal(f"{CONTOSO};{parts}")
-    assert words in said
-    assert KEY not in said
+    output = refusal(f"{CONTOSO};{parts}")
+    assert words in output
+    assert KEY not in output
 
 
 def test_only_a_service_bus_has_the_parts_of_its_sdk() -> None:
-    said = refusal(f"Endpoint=twinbus://host;{CREDENTIALS};UseDevelopmentEmulator=true")
-    assert "cannot have `UseDevelopmentEmulator`" in said
+    output = refusal(f"Endpoint=twinbus://host;{CREDENTIALS};UseDevelopmentEmulator=true")
+    assert "cannot have `UseDevelopmentEmulator`" in output
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -264,15 +264,15 @@ def test_what_is_no_text_is_refused() -> None:
 def test_text_that_is_not_utf_8_or_has_a_nul_is_refused_wherever_it_is(
     text: str, character: str
 ) -> None:
-    said = refusal(text.format(character))
-    assert "not valid UTF-8" in said or "NUL" in said
-    assert KEY[:12] not in said
-    assert character not in said
+    output = refusal(text.format(character))
+    assert "not valid UTF-8" in output or "NUL" in output
+    assert KEY[:12] not in output
+    assert character not in output
 
 
 def test_a_part_that_is_there_twice_is_named() -> None:
-    said = refusal(f"{SERVER};{CREDENTIALS};{CREDENTIALS}")
-    assert "sets `SharedAccessKeyName` twice. Remove one." in said
+    output = refusal(f"{SERVER};{CREDENTIALS};{CREDENTIALS}")
+    assert "sets `SharedAccessKeyName` twice. Remove one." in output
 
 
 def test_an_unknown_part_that_is_there_twice_is_not_named_because_it_may_be_a_key() -> None:
@@ -281,8 +281,8 @@ def test_an_unknown_part_that_is_there_twice_is_not_named_because_it_may_be_a_ke
 
 
 def test_a_part_that_belongs_to_a_server_is_named_when_the_namespace_is_embedded() -> None:
-    said = refusal("Endpoint=embedded:///var/lib/orders;CaFile=/etc/ca.pem")
-    assert "cannot have `CaFile`" in said
+    output = refusal("Endpoint=embedded:///var/lib/orders;CaFile=/etc/ca.pem")
+    assert "cannot have `CaFile`" in output
 
 
 # -- nobody sees the key ---------------------------------------------------------------------------
@@ -307,9 +307,9 @@ def test_a_part_that_belongs_to_a_server_is_named_when_the_namespace_is_embedded
     ],
 )
 def test_a_refusal_never_shows_the_key_wherever_it_was_put(text: str) -> None:
-    said = refusal(text)
-    assert KEY not in said
-    assert KEY[:12] not in said
+    output = refusal(text)
+    assert KEY not in output
+    assert KEY[:12] not in output
 
 
 def test_neither_value_shows_a_secret_in_its_repr() -> None:
@@ -449,10 +449,10 @@ def test_a_malformed_token_is_unauthorized(text: str) -> None:
 
 def test_the_token_of_a_connection_is_for_its_entity_or_for_all() -> None:
     everything = ConnectionString.parse(f"{SERVER};{CREDENTIALS}")
-    one = ConnectionString.parse(f"{SERVER};{CREDENTIALS};EntityPath=orders/new")
+    connection = ConnectionString.parse(f"{SERVER};{CREDENTIALS};EntityPath=orders/new")
     assert Token.parse(token_for(everything, EXPIRES_S)).path == ""
-    assert Token.parse(token_for(one, EXPIRES_S)).path == "orders/new"
-    assert Token.parse(token_for(one, EXPIRES_S)).is_signed_with(KEY)
+    assert Token.parse(token_for(connection, EXPIRES_S)).path == "orders/new"
+    assert Token.parse(token_for(connection, EXPIRES_S)).is_signed_with(KEY)
 
 
 @replayed_at_length

@@ -103,7 +103,7 @@ def test_a_connection_that_means_another_namespace_is_refused() -> None:
     assert heads(server.written())[0][:2] == [FrameKind.GOODBYE, "Unauthorized"]
 
 
-def test_a_connection_for_which_there_is_no_room_is_told_so() -> None:
+def test_a_connection_for_which_there_is_no_room_is_refused_with_the_reason() -> None:
     server = Server(is_greeted=False)
     server.is_full = True
     server.receive(hello())
@@ -439,7 +439,7 @@ def test_a_client_that_says_goodbye_gets_its_replies_and_its_waits_end() -> None
 # -- credit ----------------------------------------------------------------------------------------
 
 
-def test_commands_that_fetch_are_held_while_replies_are_not_read() -> None:
+def test_commands_that_fetch_wait_while_replies_are_not_read() -> None:
     server = Server()
     server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, PEEK) + asked(4, SEND))
     assert server.numbers == [1, 2]
@@ -497,9 +497,9 @@ def test_the_bookkeeping_of_a_conversation_returns_to_zero() -> None:
         server.written()
     conversation = server.conversation
     assert not conversation._open
-    assert not conversation._deferred
+    assert not conversation.has_deferred
     assert not conversation._unsent
-    assert conversation._fetching == conversation._unanswered == conversation.unread_bytes == 0
+    assert conversation.reply_bytes == conversation.request_bytes == 0
 
 
 def test_a_reply_that_has_left_is_not_kept_while_later_ones_are_unread() -> None:
@@ -629,7 +629,7 @@ def test_a_request_that_waited_for_credit_is_refused_when_its_key_was_revoked(
     assert server.numbers == ([2, 4] if claims else [2])
     assert len(server.refusals) == len(refused)
     server.deliver(server.at_broker[0], LOCKED)
-    assert server.conversation._fetching == 0
+    assert server.conversation.reply_bytes == server.conversation.unread_bytes
 
 
 def test_a_request_that_waited_for_credit_is_refused_when_its_token_has_expired() -> None:
@@ -640,7 +640,7 @@ def test_a_request_that_waited_for_credit_is_refused_when_its_token_has_expired(
     server.written()
     assert heads(server.written())[0][:3] == [FrameKind.REFUSAL, 3, "Unauthorized"]
     assert server.numbers == [2]
-    assert server.conversation._unanswered == server.at_broker[0].size
+    assert server.conversation.request_bytes == server.at_broker[0].size
 
 
 def test_a_command_beyond_the_claims_of_a_key_fails_alone() -> None:
@@ -695,13 +695,13 @@ def test_the_server_does_the_same_however_the_bytes_are_split(
     names: list[str], cuts: list[int]
 ) -> None:
     data = stream_of_client(names)
-    whole, split = Server(is_greeted=False), Server(is_greeted=False)
-    whole.receive(data)
+    unsplit, split = Server(is_greeted=False), Server(is_greeted=False)
+    unsplit.receive(data)
     for piece in pieces_of(data, cuts):
         split.receive(piece)
-    assert split.numbers == whole.numbers
-    assert split.conversation.phase is whole.conversation.phase
-    assert split.written() == whole.written()
+    assert split.numbers == unsplit.numbers
+    assert split.conversation.phase is unsplit.conversation.phase
+    assert split.written() == unsplit.written()
 
 
 @replayed
@@ -787,7 +787,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_for_credit_never_reaches_the
     assert server.numbers == [3]
 
 
-def test_a_client_that_said_goodbye_gets_the_replies_of_requests_that_waited_for_credit() -> None:
+def test_a_client_that_sent_goodbye_gets_the_replies_of_requests_that_waited_for_credit() -> None:
     server = Server()
     server.receive(asked(1, PEEK) + asked(2, PEEK) + asked(3, PEEK))
     server.receive(packed(FrameKind.GOODBYE, "", "", {}))
@@ -827,4 +827,4 @@ def test_a_conversation_that_has_ended_counts_nothing() -> None:
     server = Server()
     server.receive(asked(1, SEND) + asked(2, PEEK) + asked(3, PEEK) + asked(4, PEEK))
     server.receive(b"")
-    assert server.conversation._unanswered == server.conversation._fetching == 0
+    assert server.conversation.request_bytes == server.conversation.reply_bytes == 0

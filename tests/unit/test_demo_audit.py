@@ -61,9 +61,9 @@ def test_an_order_that_was_handed_over_and_not_completed_is_not_doubled() -> Non
     assert examine(["a"], handed((1, "a")), QueuedOrders({1: "a"})).doubled == ()
 
 
-@pytest.mark.parametrize("held", [QueuedOrders({7: "a"}), QueuedOrders(elsewhere=frozenset("a"))])
-def test_an_order_that_a_queue_holds_is_late_and_not_lost(held: QueuedOrders) -> None:
-    found = examine(["a"], Handovers(), held)
+@pytest.mark.parametrize("queued", [QueuedOrders({7: "a"}), QueuedOrders(elsewhere=frozenset("a"))])
+def test_an_order_that_a_queue_holds_is_late_and_not_lost(queued: QueuedOrders) -> None:
+    found = examine(["a"], Handovers(), queued)
     assert (found.lost, found.late, found.doubled) == ((), ("a",), ())
 
 
@@ -75,10 +75,10 @@ def test_two_orders_at_one_place_are_a_fault_of_the_broker() -> None:
 
 
 def verdict(
-    *acknowledged: str, held: QueuedOrders | None = None, not_reconciled: int = 0, **changes: Any
+    *acknowledged: str, stored: QueuedOrders | None = None, not_reconciled: int = 0, **changes: Any
 ) -> DemoVerdict:
     """Judge a demo that was handed one order, a."""
-    found: Findings = examine(acknowledged, handed((1, "a")), held or QueuedOrders())
+    found: Findings = examine(acknowledged, handed((1, "a")), stored or QueuedOrders())
     numbers = {"raised": 0, "diverted": 1, "moved": 1, "longest_wait_s": 0.0, **changes}
     return DemoVerdict.of(Audit(Recorder(), found, **numbers), not_reconciled)
 
@@ -102,8 +102,8 @@ def test_a_send_that_raised_was_noticed() -> None:
     ("failed", "problem"),
     [
         (verdict("a", "b"), "1 acknowledged order(s) lost"),
-        (verdict("a", held=QueuedOrders({2: "a"})), "1 order(s) enqueued twice"),
-        (verdict("a", "b", held=QueuedOrders({2: "b"})), "1 order(s) not delivered in time"),
+        (verdict("a", stored=QueuedOrders({2: "a"})), "1 order(s) enqueued twice"),
+        (verdict("a", "b", stored=QueuedOrders({2: "b"})), "1 order(s) not delivered in time"),
         (verdict("a", diverted=0, moved=0), "no order was diverted"),
         (verdict("a", diverted=3), "2 diverted order(s) not brought home"),
         (verdict("a", not_reconciled=4), "4 message(s) not accounted for by the ledgers"),
@@ -237,6 +237,6 @@ def test_a_lost_reply_to_a_completion_hides_no_order(
 
 
 def test_orders_that_wait_in_queues_are_found_there(shop: str) -> None:
-    held = browse_queues(shop, shop, QUEUE, (QUEUE,))
-    assert sorted(held.on_primary.values()) == sorted(ORDERS)
-    assert held.elsewhere == frozenset(ORDERS)
+    found = browse_queues(shop, shop, QUEUE, (QUEUE,))
+    assert sorted(found.on_primary.values()) == sorted(ORDERS)
+    assert found.elsewhere == frozenset(ORDERS)

@@ -64,7 +64,7 @@ def test_what_is_started_is_a_command_with_options_that_it_has(command: list[str
     started = root.commands[command[0]]
     known = {name for parameter in started.params for name in parameter.opts}
     assert [word for word in command if word.startswith("--") and word not in known] == []
-    arguments = [one for one in started.params if isinstance(one, click.Argument)]
+    arguments = [param for param in started.params if isinstance(param, click.Argument)]
     assert len([word for word in command[1:2] if not word.startswith("--")]) == len(arguments)
 
 

@@ -32,7 +32,7 @@ def read(folder: Path, text: str) -> list[EmulatedNamespace]:
 
 def test_every_entity_and_property_of_the_file_is_read(tmp_path: Path) -> None:
     [found] = read(tmp_path, config())
-    entities = {one.description.path: one for one in found.config.entities}
+    entities = {entity.description.path: entity for entity in found.config.entities}
     assert found.name == "sbemulatorns"
     assert entities["orders"].description == QueueDescription(
         path="orders",
@@ -64,7 +64,9 @@ def test_rules_may_have_parameters(tmp_path: Path) -> None:
     rule(file)["SqlFilter"] = {"SqlExpression": "a = @text AND b = @flag", "Parameters": values}
     rule(file)["Action"] = {"SqlExpression": "SET n = @number", "Parameters": {"@number": 2}}
     [found] = read(tmp_path, config(file))
-    [sport] = [one for one in found.config.entities if one.description.path.endswith("sport")]
+    [sport] = [
+        entity for entity in found.config.entities if entity.description.path.endswith("sport")
+    ]
     assert sport.rules[1].filter == SqlFilter("a = @text AND b = @flag", values)
     assert sport.rules[1].action == SqlAction("SET n = @number", {"@number": 2})
 
@@ -77,7 +79,7 @@ def test_a_namespace_gets_the_key_of_the_emulator(tmp_path: Path) -> None:
 
 def test_a_file_may_have_several_namespaces(tmp_path: Path) -> None:
     found = read(tmp_path, config(namespace("one"), namespace("two")))
-    assert [one.name for one in found] == ["one", "two"]
+    assert [item.name for item in found] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_the_target_of_dead_letters_is_read(tmp_path: Path) -> None:
     changed = namespace()
     queue(changed)["ForwardDeadLetteredMessagesTo"] = "carts"
     [found] = read(tmp_path, config(changed))
-    descriptions = {one.description.path: one.description for one in found.config.entities}
+    descriptions = {entity.description.path: entity.description for entity in found.config.entities}
     orders = descriptions["orders"]
     assert isinstance(orders, QueueDescription)
     assert orders.forward_dead_lettered_messages_to == "carts"
@@ -125,26 +127,41 @@ def rule(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda it: it.update(Relays=[]), "namespace 'sbemulatorns'.*unknown 'Relays'"),
-        (lambda it: queue(it).update(Colour="red", X=1), "queue 'orders'.*no setting 'Colour'"),
-        (lambda it: queue(it).update(LockDuration="soon"), "LockDuration.*'soon'"),
-        (lambda it: queue(it).update(LockDuration=[1]), "LockDuration"),
-        (lambda it: queue(it).update(MaxDeliveryCount="many"), "MaxDeliveryCount.*'many'"),
-        (lambda it: queue(it).update(MaxDeliveryCount=0), "queue 'orders'.*max_delivery_count"),
-        (lambda it: queue(it).update(RequiresSession="maybe"), "RequiresSession.*'maybe'"),
+        (lambda value: value.update(Relays=[]), "namespace 'sbemulatorns'.*unknown 'Relays'"),
         (
-            lambda it: queue(it).update(ForwardDeadLetteredMessagesTo="two words"),
+            lambda value: queue(value).update(Colour="red", X=1),
+            "queue 'orders'.*no setting 'Colour'",
+        ),
+        (lambda value: queue(value).update(LockDuration="soon"), "LockDuration.*'soon'"),
+        (lambda value: queue(value).update(LockDuration=[1]), "LockDuration"),
+        (lambda value: queue(value).update(MaxDeliveryCount="many"), "MaxDeliveryCount.*'many'"),
+        (
+            lambda value: queue(value).update(MaxDeliveryCount=0),
+            "queue 'orders'.*max_delivery_count",
+        ),
+        (lambda value: queue(value).update(RequiresSession="maybe"), "RequiresSession.*'maybe'"),
+        (
+            lambda value: queue(value).update(ForwardDeadLetteredMessagesTo="two words"),
             "queue 'orders'.*forward_dead_lettered_messages_to 'two words'",
         ),
-        (lambda it: it["Queues"][0].update(Name="two words"), "queue 'two words'.*not a valid"),
-        (lambda it: it["Queues"][0].update(Extra=1), "queue 'orders'.*unknown 'Extra'"),
-        (lambda it: it["Topics"][0].pop("Name"), "topic 1.*needs a Name"),
-        (lambda it: rule(it).update(FilterType="Xml"), "rule 'by-sql'.*FilterType is 'Xml'"),
-        (lambda it: rule(it)["SqlFilter"].update(SqlExpression="a ="), "rule 'by-sql'"),
-        (lambda it: rule(it)["Action"].update(SqlExpression="SET"), "rule 'by-sql'"),
-        (lambda it: rule(it)["SqlFilter"].update(Parameters=["@a"]), "Parameters of SqlFilter"),
-        (lambda it: rule(it)["SqlFilter"].update(Parameters={"@a": [1]}), "'@a' is \\[1\\]"),
-        (lambda it: rule(it)["SqlFilter"].update(SqlExpression="a = @b"), "rule 'by-sql'.*@b"),
+        (
+            lambda value: value["Queues"][0].update(Name="two words"),
+            "queue 'two words'.*not a valid",
+        ),
+        (lambda value: value["Queues"][0].update(Extra=1), "queue 'orders'.*unknown 'Extra'"),
+        (lambda value: value["Topics"][0].pop("Name"), "topic 1.*needs a Name"),
+        (lambda value: rule(value).update(FilterType="Xml"), "rule 'by-sql'.*FilterType is 'Xml'"),
+        (lambda value: rule(value)["SqlFilter"].update(SqlExpression="a ="), "rule 'by-sql'"),
+        (lambda value: rule(value)["Action"].update(SqlExpression="SET"), "rule 'by-sql'"),
+        (
+            lambda value: rule(value)["SqlFilter"].update(Parameters=["@a"]),
+            "Parameters of SqlFilter",
+        ),
+        (lambda value: rule(value)["SqlFilter"].update(Parameters={"@a": [1]}), "'@a' is \\[1\\]"),
+        (
+            lambda value: rule(value)["SqlFilter"].update(SqlExpression="a = @b"),
+            "rule 'by-sql'.*@b",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, change: Change, error: str) -> None:

@@ -116,7 +116,7 @@ def test_a_description_is_the_same_after_a_journey_as_json(description: Any) -> 
 
 def test_runtime_properties_travel_too() -> None:
     now = datetime(2030, 1, 1, tzinfo=UTC)
-    held = RuntimeProperties(
+    found = RuntimeProperties(
         path="orders",
         active_message_count=1,
         dead_letter_message_count=2,
@@ -127,7 +127,7 @@ def test_runtime_properties_travel_too() -> None:
         updated_at_utc=now,
         accessed_at_utc=now,
     )
-    assert from_json(to_json(held), RuntimeProperties) == held
+    assert from_json(to_json(found), RuntimeProperties) == found
 
 
 def test_json_of_another_kind_is_refused() -> None:

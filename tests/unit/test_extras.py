@@ -277,7 +277,7 @@ def requirements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]
     )
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as files:
-        (name,) = (one for one in files.namelist() if one.endswith(".dist-info/METADATA"))
+        (name,) = (item for item in files.namelist() if item.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(files.read(name).decode())
     found: dict[str, set[str]] = {extra: set() for extra in metadata.get_all("Provides-Extra", [])}
     found[""] = set()
@@ -308,8 +308,8 @@ def test_the_locked_requirements_agree_with_the_table(extra: str) -> None:
 
 def _packages_of(modules: Iterable[str]) -> set[str]:
     """Return the packages that modules are from, as Python would spell them."""
-    others = {"opentelemetry.trace": "opentelemetry_api"}
-    return {others.get(module, module.replace(".", "_")) for module in modules}
+    exceptions = {"opentelemetry.trace": "opentelemetry_api"}
+    return {exceptions.get(module, module.replace(".", "_")) for module in modules}
 
 
 def _packages(file: Path) -> Iterator[str]:

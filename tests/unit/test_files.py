@@ -28,16 +28,16 @@ def test_a_file_is_replaced_whole_and_no_draft_stays(tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("mark", b"second")]
 
 
-@pytest.mark.parametrize(("is_private", "others"), [(True, 0), (False, 0o044)])
+@pytest.mark.parametrize(("is_private", "permissions"), [(True, 0), (False, 0o044)])
 def test_only_a_private_file_is_closed_to_others(
-    tmp_path: Path, *, is_private: bool, others: int
+    tmp_path: Path, *, is_private: bool, permissions: int
 ) -> None:
     before = os.umask(0o022)
     try:
         write_whole(tmp_path / "file", b"", is_private=is_private)
     finally:
         os.umask(before)
-    assert (tmp_path / "file").stat().st_mode & 0o077 == others
+    assert (tmp_path / "file").stat().st_mode & 0o077 == permissions
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:

@@ -76,52 +76,56 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-def compared(symbol: str, one: Any, other: Any) -> bool | None:
-    if one is None or other is None:
+def compared(symbol: str, first: Any, second: Any) -> bool | None:
+    if first is None or second is None:
         return None
-    if type(one) is not type(other) and not (is_number(one) and is_number(other)):
+    if type(first) is not type(second) and not (is_number(first) and is_number(second)):
         return None
-    return COMPARE[symbol](one, other)
+    return COMPARE[symbol](first, second)
 
 
-def calculated(symbol: str, one: Any, other: Any) -> Any:
-    if symbol == "+" and type(one) is type(other) is str:
-        return one + other
-    if not (is_number(one) and is_number(other)):
+def calculated(symbol: str, first: Any, second: Any) -> Any:
+    if symbol == "+" and type(first) is type(second) is str:
+        return first + second
+    if not (is_number(first) and is_number(second)):
         return None
-    whole = type(one) is type(other) is int
+    are_integers = type(first) is type(second) is int
     if symbol in CALCULATE:
-        result = CALCULATE[symbol](one, other)
-    elif other == 0:
+        result = CALCULATE[symbol](first, second)
+    elif second == 0:
         return None
     elif symbol == "/":
-        result = int(math.copysign(abs(one) // abs(other), one * other)) if whole else one / other
+        result = (
+            int(math.copysign(abs(first) // abs(second), first * second))
+            if are_integers
+            else first / second
+        )
     else:
-        result = int(math.fmod(one, other)) if whole else math.fmod(one, other)
-    return None if whole and not SMALLEST <= result <= LARGEST else result
+        result = int(math.fmod(first, second)) if are_integers else math.fmod(first, second)
+    return None if are_integers and not SMALLEST <= result <= LARGEST else result
 
 
-def conjunction(one: bool | None, other: bool | None) -> bool | None:
-    if one is False or other is False:
+def conjunction(first: bool | None, second: bool | None) -> bool | None:
+    if first is False or second is False:
         return False
-    return None if one is None or other is None else True
+    return None if first is None or second is None else True
 
 
-def negation(one: bool | None) -> bool | None:
-    return None if one is None else not one
+def negation(first: bool | None) -> bool | None:
+    return None if first is None else not first
 
 
-def binary(symbol: str, one: Term, other: Term, means: Callable[[str, Any, Any], Any]) -> Term:
+def binary(symbol: str, first: Term, second: Term, means: Callable[[str, Any, Any], Any]) -> Term:
     return Term(
-        f"({one.sql} {symbol} {other.sql})",
-        lambda bag: means(symbol, one.meaning(bag), other.meaning(bag)),
+        f"({first.sql} {symbol} {second.sql})",
+        lambda bag: means(symbol, first.meaning(bag), second.meaning(bag)),
     )
 
 
-def joined(symbol: str, one: Any, other: Any) -> bool | None:
+def joined(symbol: str, first: Any, second: Any) -> bool | None:
     if symbol == "AND":
-        return conjunction(one, other)
-    return negation(conjunction(negation(one), negation(other)))
+        return conjunction(first, second)
+    return negation(conjunction(negation(first), negation(second)))
 
 
 def constant(value: Any) -> Term:
@@ -184,7 +188,9 @@ conditions = st.recursive(
     ),
     lambda inner: st.one_of(
         st.builds(binary, st.sampled_from(["AND", "OR"]), inner, inner, st.just(joined)),
-        inner.map(lambda one: Term(f"(NOT {one.sql})", lambda bag: negation(one.meaning(bag)))),
+        inner.map(
+            lambda value: Term(f"(NOT {value.sql})", lambda bag: negation(value.meaning(bag)))
+        ),
     ),
     max_leaves=4,
 )
@@ -193,18 +199,20 @@ conditions = st.recursive(
 @replayed_at_length
 @given(conditions, st.lists(bags, min_size=1, max_size=5))
 def test_a_filter_decides_for_a_batch_as_for_each_message(
-    condition: Term, held: list[dict[str, Any]]
+    condition: Term, stored: list[dict[str, Any]]
 ) -> None:
-    messages = [carrying(**bag) for bag in held]
+    messages = [carrying(**bag) for bag in stored]
     together = selected(condition.sql, *messages)
     assert together == [selected(condition.sql, message)[0] for message in messages]
-    assert together == [condition.meaning(bag) is True for bag in held]
+    assert together == [condition.meaning(bag) is True for bag in stored]
 
 
 @replayed
 @given(conditions, st.lists(bags, min_size=2, max_size=5))
-def test_a_filter_decides_the_same_on_a_slice(condition: Term, held: list[dict[str, Any]]) -> None:
-    batch = to_batch([carrying(**bag) for bag in held])
+def test_a_filter_decides_the_same_on_a_slice(
+    condition: Term, stored: list[dict[str, Any]]
+) -> None:
+    batch = to_batch([carrying(**bag) for bag in stored])
     select = compile_filter(SqlFilter(condition.sql))
     assert select(batch.slice(1)).tolist() == select(batch).tolist()[1:]
 
@@ -212,10 +220,10 @@ def test_a_filter_decides_the_same_on_a_slice(condition: Term, held: list[dict[s
 @replayed_at_length
 @given(values, st.lists(bags, min_size=1, max_size=5))
 def test_an_action_sets_the_value_each_message_gives(
-    value: Term, held: list[dict[str, Any]]
+    value: Term, stored: list[dict[str, Any]]
 ) -> None:
-    found = acted(f"SET new = {value.sql}", *[carrying(**bag) for bag in held])
-    for message, bag in zip(found, held, strict=True):
+    found = acted(f"SET new = {value.sql}", *[carrying(**bag) for bag in stored])
+    for message, bag in zip(found, stored, strict=True):
         expected = value.meaning(bag)
         assert message.application_properties == bag | (
             {} if expected is None else {"new": expected}
@@ -229,7 +237,7 @@ TRUTH = {"TRUE": "1 = 1", "FALSE": "1 = 2", "UNKNOWN": "missing = 1"}
 
 
 @pytest.mark.parametrize(
-    ("one", "symbol", "other", "outcome"),
+    ("first", "symbol", "second", "outcome"),
     [
         ("TRUE", "AND", "UNKNOWN", "UNKNOWN"),
         ("FALSE", "AND", "UNKNOWN", "FALSE"),
@@ -242,9 +250,9 @@ TRUTH = {"TRUE": "1 = 1", "FALSE": "1 = 2", "UNKNOWN": "missing = 1"}
     ],
 )
 def test_logic_with_the_unknown_is_that_of_sql(
-    one: str, symbol: str, other: str, outcome: str
+    first: str, symbol: str, second: str, outcome: str
 ) -> None:
-    for left, right in ((one, other), (other, one)):
+    for left, right in ((first, second), (second, first)):
         condition = f"({TRUTH[left]} {symbol} {TRUTH[right]})"
         assert selected(condition, carrying()) == [outcome == "TRUE"]
         assert selected(f"NOT {condition}", carrying()) == [outcome == "FALSE"]

@@ -189,7 +189,9 @@ def test_home_is_never_said_while_a_diverted_message_waits(steps: list[str]) -> 
             waiting = waiting[1:]
         elif step == "look":
             begun = known.look("orders")
-            found = next((one for one in waiting if begun.first <= one <= begun.until), None)
+            found = next(
+                (message for message in waiting if begun.first <= message <= begun.until), None
+            )
             looks.append((begun, Seen(found, is_small=True)))
         elif step == "judge" and looks:
             begun, seen = looks.pop()

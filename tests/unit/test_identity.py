@@ -122,7 +122,7 @@ def test_a_rabbitmq_cluster_is_recognised_by_one_common_host(endpoint: str, is_s
     assert named(f"Endpoint=amqp://{endpoint};Name=contoso").owns(queue) is is_same
 
 
-def test_a_cluster_without_a_common_host_is_told_how_to_be_recognised() -> None:
+def test_the_refusal_of_a_cluster_without_a_common_host_says_how_to_be_recognised() -> None:
     queue = describe_backlog_queue(named("Endpoint=amqp://r1,r2/shop;Name=contoso"), 0)
     with pytest.raises(InvalidOperationError) as caught:
         named("Endpoint=amqp://r3,r4/shop;Name=contoso").check_owns(queue)
@@ -131,7 +131,7 @@ def test_a_cluster_without_a_common_host_is_told_how_to_be_recognised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "same"),
     [
         (("c", "a:1", "1"), ("c", "a:1", "1"), True),
         (("c", "a:1", "1"), ("c", "b:1", "1"), True),  # it moved
@@ -145,10 +145,10 @@ def test_a_cluster_without_a_common_host_is_told_how_to_be_recognised() -> None:
     ],
 )
 def test_the_namespace_id_decides_and_else_the_address(
-    one: tuple[str, str, str], other: tuple[str, str, str], same: bool
+    first: tuple[str, str, str], second: tuple[str, str, str], same: bool
 ) -> None:
-    assert PrimaryIdentity(*one).is_same_as(PrimaryIdentity(*other)) is same
-    assert PrimaryIdentity(*other).is_same_as(PrimaryIdentity(*one)) is same
+    assert PrimaryIdentity(*first).is_same_as(PrimaryIdentity(*second)) is same
+    assert PrimaryIdentity(*second).is_same_as(PrimaryIdentity(*first)) is same
 
 
 def test_a_connection_string_carries_the_namespace_id() -> None:
@@ -162,11 +162,11 @@ def test_a_connection_string_carries_the_namespace_id() -> None:
 
 def test_a_cluster_with_another_list_of_hosts_is_still_itself() -> None:
     pytest.importorskip("pika")
-    one, other = "Endpoint=amqp://r1,r2/shop;Name=shop", "Endpoint=amqp://r2,r3/shop;Name=backup"
+    first, second = "Endpoint=amqp://r1,r2/shop;Name=shop", "Endpoint=amqp://r2,r3/shop;Name=backup"
     with (
-        MessagingFactory.from_connection_string(one) as factory,
-        MessagingFactory.from_connection_string(other) as secondary,
-        NamespaceManager.from_connection_string(other) as manager,
+        MessagingFactory.from_connection_string(first) as factory,
+        MessagingFactory.from_connection_string(second) as secondary,
+        NamespaceManager.from_connection_string(second) as manager,
         pytest.raises(InvalidArgumentError, match="itself"),
     ):
         factory.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, secondary))

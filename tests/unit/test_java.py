@@ -36,11 +36,11 @@ def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
 
 
 def test_the_java_that_is_set_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = fake_java(tmp_path / "ours", 'version "18"')
-    other = fake_java(tmp_path / "other", 'version "19"')
+    chosen = fake_java(tmp_path / "ours", 'version "18"')
+    second = fake_java(tmp_path / "other", 'version "19"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "ours"))
-    monkeypatch.setenv("PATH", str(other.parent))
-    assert java.find_java() == ours
+    monkeypatch.setenv("PATH", str(second.parent))
+    assert java.find_java() == chosen
 
 
 def test_a_java_that_is_too_old_is_passed_over(
@@ -67,10 +67,10 @@ def test_the_wrapper_leaves_out_the_module_small_javas_lack(tmp_path: Path) -> N
     program = fake_java(tmp_path / "real", "")
     program.write_text('#!/bin/sh\nfor one; do echo "[$one]"; done\n')
     home = java.make_java_home(tmp_path / "home", program)
-    told = subprocess.run(
+    reported = subprocess.run(
         [home / "bin" / "java", "-Dx=a b", "--add-modules=jdk.incubator.vector", "Main", ""],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.splitlines() == ["[-Dx=a b]", "[Main]", "[]"]
+    assert reported.stdout.splitlines() == ["[-Dx=a b]", "[Main]", "[]"]

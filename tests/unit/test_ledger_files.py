@@ -85,8 +85,11 @@ def test_what_was_written_is_read_back_as_it_was(tmp_path: Path, kind: LedgerKin
 @pytest.mark.parametrize("kind", LedgerKind)
 def test_values_that_are_missing_stay_missing(tmp_path: Path, kind: LedgerKind) -> None:
     schema = SCHEMAS[kind]
-    first, *others = schema
-    columns = [pa.array([NOON] * 2, first.type), *(pa.nulls(2, other.type) for other in others)]
+    first, *remaining = schema
+    columns = [
+        pa.array([NOON] * 2, first.type),
+        *(pa.nulls(2, field.type) for field in remaining),
+    ]
     rows = pa.table(columns, schema=schema)
     [path] = Ledger(tmp_path, kind, RETENTION).write(rows, moment_us(NOON))
     assert pq.ParquetFile(path).read().replace_schema_metadata().equals(rows)
@@ -132,10 +135,10 @@ def test_a_file_has_no_name_that_readers_see_until_it_is_whole(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    whole = pq.ParquetWriter.write_table
+    write_table = pq.ParquetWriter.write_table
 
     def look_and_write(writer: Any, rows: pa.Table, group_rows: int) -> None:
-        whole(writer, rows, group_rows)
+        write_table(writer, rows, group_rows)
         seen.extend(path.name for path in (ledger.folder / "day=2026-11-16").iterdir())
 
     monkeypatch.setattr(pq.ParquetWriter, "write_table", look_and_write)
@@ -148,10 +151,10 @@ def test_a_file_has_no_name_that_readers_see_until_it_is_whole(
 def test_a_write_that_fails_leaves_nothing_behind(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pq.ParquetWriter.write_table
+    write_table = pq.ParquetWriter.write_table
 
     def fail(writer: Any, rows: pa.Table, group_rows: int) -> None:
-        whole(writer, rows, group_rows)
+        write_table(writer, rows, group_rows)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
@@ -201,7 +204,7 @@ def test_a_mark_that_makes_no_sense_is_no_mark(ledger: Ledger, content: bytes) -
 # -- retention ---------------------------------------------------------------------------------
 
 
-def test_days_are_kept_for_as_long_as_was_said_and_then_go_whole(ledger: Ledger) -> None:
+def test_days_are_kept_for_the_retention_and_then_deleted_whole(ledger: Ledger) -> None:
     for day in range(8):
         write(ledger, NOON + day * DAY)
         write(ledger, NOON + day * DAY)
@@ -227,21 +230,21 @@ def test_drafts_of_a_killed_writer_go_with_their_day(ledger: Ledger) -> None:
 
 def test_retention_leaves_alone_what_is_no_day(ledger: Ledger) -> None:
     write(ledger)
-    others = [ledger.folder / "day=someday", ledger.folder / "notes", ledger.folder / "day=2026"]
-    for other in others:
-        other.mkdir()
-        (other / "kept").write_text("kept")
+    folders = [ledger.folder / "day=someday", ledger.folder / "notes", ledger.folder / "day=2026"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "kept").write_text("kept")
     ledger.put_mark(3)
     write(ledger, NOON + 9 * DAY)
-    assert all((other / "kept").exists() for other in others)
+    assert all((folder / "kept").exists() for folder in folders)
     assert ledger.read_mark() == 3
 
 
 def test_other_ledgers_of_the_folder_keep_their_days(ledger: Ledger, tmp_path: Path) -> None:
-    other = Ledger(tmp_path, LedgerKind.OPERATIONS, RETENTION)
-    write(other)
+    second = Ledger(tmp_path, LedgerKind.OPERATIONS, RETENTION)
+    write(second)
     write(ledger, NOON + 9 * DAY)
-    assert kept_days(other) == [NOON.date()]
+    assert kept_days(second) == [NOON.date()]
 
 
 @pytest.mark.parametrize("in_the_way", ["folder", "file"])
@@ -262,13 +265,13 @@ def test_two_processes_may_clear_away_the_same_day(
     tmp_path: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(ledger)
-    other = Ledger(tmp_path, KIND, RETENTION)
+    second = Ledger(tmp_path, KIND, RETENTION)
     everything = Path.iterdir
 
     def the_other_is_faster(folder: Path) -> Any:
         with monkeypatch.context() as usual:
             usual.setattr(Path, "iterdir", everything)
-            write(other, NOON + 9 * DAY)
+            write(second, NOON + 9 * DAY)
         return everything(folder)
 
     monkeypatch.setattr(Path, "iterdir", the_other_is_faster)
@@ -287,12 +290,14 @@ def test_rows_of_a_day_to_come_do_not_make_today_old(ledger: Ledger) -> None:
 
 def written_with(folder: Path, rows: pa.Table, **metadata: str) -> Path:
     """Write a Parquet file whose metadata say something else."""
-    told = {OUR_KIND: b"messages", OUR_VERSION: b"1"}
-    told |= {{"kind": OUR_KIND, "version": OUR_VERSION}[k]: v.encode() for k, v in metadata.items()}
+    reported = {OUR_KIND: b"messages", OUR_VERSION: b"1"}
+    reported |= {
+        {"kind": OUR_KIND, "version": OUR_VERSION}[k]: v.encode() for k, v in metadata.items()
+    }
     path = folder / "file.parquet"
     with pq.ParquetWriter(path, rows.schema, store_schema=False) as file:
         file.write_table(rows)
-        file.add_key_value_metadata(told)
+        file.add_key_value_metadata(reported)
     return path
 
 
@@ -303,16 +308,16 @@ def test_a_footer_says_which_ledger_and_how_many_rows(tmp_path: Path, kind: Ledg
 
 
 @pytest.mark.parametrize("left", [0, 1, 4, 11, 12, 0.3, 0.9, -1])
-def test_a_half_written_file_is_called_damaged_and_its_size_is_told(
+def test_a_half_written_file_is_called_damaged_and_its_size_is_reported(
     ledger: Ledger, left: float
 ) -> None:
     path = write(ledger)
     content = path.read_bytes()
     size = int(len(content) * left) if 0 < left < 1 else int(left) % len(content)
     path.write_bytes(content[:size])
-    told = read_footer(path)
-    assert isinstance(told, str)
-    assert told.startswith(f"damaged: no whole Parquet file ({size} bytes; ")
+    reported = read_footer(path)
+    assert isinstance(reported, str)
+    assert reported.startswith(f"damaged: no whole Parquet file ({size} bytes; ")
 
 
 def test_zeros_where_a_power_failure_left_them_are_called_damaged(ledger: Ledger) -> None:
@@ -328,11 +333,11 @@ def test_what_is_no_parquet_is_called_damaged(tmp_path: Path, content: bytes) ->
     assert str(read_footer(path)).startswith(f"damaged: no whole Parquet file ({len(content)} ")
 
 
-def test_a_file_that_is_gone_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_reported_and_not_raised(tmp_path: Path) -> None:
     assert str(read_footer(tmp_path / "gone.parquet")).startswith("damaged")
 
 
-def test_a_folder_in_place_of_a_file_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_reported_and_not_raised(tmp_path: Path) -> None:
     assert isinstance(read_footer(tmp_path), str)
 
 
@@ -343,27 +348,29 @@ def test_parquet_of_somebody_else_is_called_foreign(tmp_path: Path) -> None:
 
 
 def test_a_kind_nobody_knows_is_called_foreign_by_its_name(tmp_path: Path) -> None:
-    told = read_footer(written_with(tmp_path, some_rows(), kind="weather"))
-    assert told == "foreign: it calls itself 'weather', which this Twinbus does not know"
+    reported = read_footer(written_with(tmp_path, some_rows(), kind="weather"))
+    assert reported == "foreign: it calls itself 'weather', which this Twinbus does not know"
 
 
 def test_a_newer_version_is_called_newer_whatever_its_columns(tmp_path: Path) -> None:
     for rows in (some_rows(), pa.table({"a": [1]})):
-        told = read_footer(written_with(tmp_path, rows, version=str(VERSION + 1)))
-        assert told == f"newer: written in version {VERSION + 1}; this Twinbus reads up to 1"
+        reported = read_footer(written_with(tmp_path, rows, version=str(VERSION + 1)))
+        assert reported == f"newer: written in version {VERSION + 1}; this Twinbus reads up to 1"
 
 
 def test_other_columns_than_the_version_has_are_called_damaged(tmp_path: Path) -> None:
-    told = read_footer(written_with(tmp_path, some_rows().drop_columns(["record"])))
-    assert told == "damaged: its columns are not those of messages in version 1"
+    reported = read_footer(written_with(tmp_path, some_rows().drop_columns(["record"])))
+    assert reported == "damaged: its columns are not those of messages in version 1"
 
 
 @pytest.mark.parametrize("version", ["", "one", "1.5", "-"])
-def test_a_version_that_is_no_number_is_told_and_not_raised(tmp_path: Path, version: str) -> None:
+def test_a_version_that_is_no_number_is_reported_and_not_raised(
+    tmp_path: Path, version: str
+) -> None:
     assert isinstance(read_footer(written_with(tmp_path, some_rows(), version=version)), str)
 
 
-def test_a_column_whose_name_is_damaged_is_told_and_not_raised(tmp_path: Path) -> None:
+def test_a_column_whose_name_is_damaged_is_reported_and_not_raised(tmp_path: Path) -> None:
     path = written_with(tmp_path, some_rows())
     path.write_bytes(path.read_bytes().replace(b"event", b"ev\xffnt"))
     assert str(read_footer(path)).startswith("damaged")
@@ -371,7 +378,7 @@ def test_a_column_whose_name_is_damaged_is_told_and_not_raised(tmp_path: Path) -
 
 @replayed
 @given(st.data())
-def test_whatever_is_wrong_with_a_file_is_told_and_not_raised(
+def test_whatever_is_wrong_with_a_file_is_reported_and_not_raised(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     path = written_with(tmp_path_factory.mktemp("bad"), some_rows())
@@ -450,10 +457,10 @@ def test_the_size_of_ledgers_is_that_of_all_their_files(ledger: Ledger, tmp_path
 
 
 def test_files_that_are_not_of_a_ledger_are_never_chosen_for_deletion(ledger: Ledger) -> None:
-    ours = write(ledger)
+    written = write(ledger)
     for name in ("notes.parquet", ".20261116T000000-00000000-1.parquet", "20261116T000000.txt"):
-        (ours.parent / name).write_bytes(b"kept")
-    assert [file.path for file in ledger.files()] == [ours]
+        (written.parent / name).write_bytes(b"kept")
+    assert [file.path for file in ledger.files()] == [written]
 
 
 # -- finished days are merged ----------------------------------------------------------------------

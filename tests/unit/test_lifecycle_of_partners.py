@@ -35,8 +35,8 @@ def interleavings(first: list[Step], second: list[Step]) -> list[list[Step]]:
     count = len(first) + len(second)
     found = []
     for places in combinations(range(count), len(first)):
-        ones, others = iter(first), iter(second)
-        found.append([next(ones if at in places else others) for at in range(count)])
+        items, remaining = iter(first), iter(second)
+        found.append([next(items if at in places else remaining) for at in range(count)])
     return found
 
 
@@ -131,9 +131,7 @@ def test_a_factory_that_is_faulted_after_the_5_seconds_faults_nobody(side: Side)
 
 @both_sides
 @pytest.mark.parametrize("state", [CLOSING, CLOSED, FAULTED])
-def test_nothing_more_is_heard_from_a_factory_that_has_ended(
-    side: Side, state: FactoryState
-) -> None:
+def test_a_factory_that_has_ended_reports_nothing_more(side: Side, state: FactoryState) -> None:
     ended = after(*closing(side))
     assert hear(ended, side, state, NOW + 1) == ended
 

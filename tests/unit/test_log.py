@@ -75,7 +75,7 @@ def carrying(body: bytes) -> list[Part]:
     return [Part(PartKind.MESSAGES, to_batch([BrokeredMessage(body=body)]), number=1)]
 
 
-def heard(records: list[Record]) -> list[str]:
+def texts_of(records: list[Record]) -> list[str]:
     """Return the texts of records; a message counts as one."""
     texts = []
     for record in records:
@@ -112,7 +112,7 @@ def write(directory: Path, *texts: str, **settings: Any) -> None:
 
 def read(directory: Path, **settings: Any) -> list[str]:
     with opened(directory, **settings) as (_, records):
-        return heard(records)
+        return texts_of(records)
 
 
 def only_segment(directory: Path) -> Path:
@@ -198,7 +198,7 @@ def test_a_dropped_segment_is_gone_and_the_others_are_replayed(tmp_path: Path) -
         assert log.size_in_bytes < size
         log.append(saying("d"))
     with opened(tmp_path) as (log, records):
-        assert heard(records) == ["b", "c", "d"]
+        assert texts_of(records) == ["b", "c", "d"]
         assert [record.number for record in records] == [2, 3, 4]
 
 
@@ -231,16 +231,16 @@ def test_nothing_is_searched_to_the_very_end_of_a_mapping(
 
 
 def test_a_tail_torn_at_any_byte_is_cut_kept_aside_and_written_over(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    write(whole, "a", "b", "torn")
-    content = only_segment(whole).read_bytes()
-    start = record_starts(whole)[-1]
+    complete = tmp_path / "whole"
+    write(complete, "a", "b", "torn")
+    content = only_segment(complete).read_bytes()
+    start = record_starts(complete)[-1]
     for end in range(start + 1, len(content)):
         torn = tmp_path / f"torn-{end}"
-        shutil.copytree(whole, torn)
+        shutil.copytree(complete, torn)
         os.truncate(only_segment(torn), end)
         with opened(torn) as (log, records):
-            assert heard(records) == ["a", "b"]
+            assert texts_of(records) == ["a", "b"]
             cut_bytes = log.cut_bytes
             log.append(saying("c"))
         kept = b"".join(cut.read_bytes() for cut in torn.glob("cut/*"))
@@ -263,7 +263,7 @@ def test_a_segment_torn_within_its_header_is_damage_where_the_one_before_is_seal
             read(torn)
         assert last.stat().st_size == end
         with opened(torn, accept_damage=True) as (log, records):
-            assert heard(records) == ["a"]
+            assert texts_of(records) == ["a"]
             log.append(saying("c"))
         assert read(torn) == ["a", "c"]
 
@@ -274,7 +274,7 @@ def test_the_first_segment_torn_within_its_header_is_cut_and_begun_again(tmp_pat
         write(torn, "a")
         os.truncate(only_segment(torn), end)
         with opened(torn) as (log, records):
-            assert heard(records) == []
+            assert texts_of(records) == []
             log.append(saying("b"))
         assert read(torn) == ["b"]
 
@@ -341,11 +341,18 @@ def test_accepted_damage_is_skipped_and_kept_aside(tmp_path: Path) -> None:
     flip(only_segment(tmp_path), start + ALIGNMENT)
     damaged = only_segment(tmp_path).read_bytes()[start:end]
     with opened(tmp_path, accept_damage=True) as (log, records):
-        assert heard(records) == ["a", "c"]
+        assert texts_of(records) == ["a", "c"]
         log.append(saying("d"))
     [cut] = (tmp_path / "cut").iterdir()
     assert without_zeros(cut.read_bytes()) == without_zeros(damaged)
     assert read(tmp_path, accept_damage=True) == ["a", "c", "d"]
+
+
+def test_the_error_of_damage_names_the_command_that_accepts_it(tmp_path: Path) -> None:
+    write(tmp_path, "a", "b", "c")
+    flip(only_segment(tmp_path), record_starts(tmp_path)[1])
+    with pytest.raises(LogDamagedError, match="twinbus restored --accept-damage"):
+        read(tmp_path)
 
 
 def test_damage_to_several_records_is_skipped_together(tmp_path: Path) -> None:
@@ -588,7 +595,7 @@ def another_process(directory: Path) -> Iterator["subprocess.Popen[str]"]:
         process.kill()
 
 
-def test_a_second_process_is_told_who_holds_the_log(tmp_path: Path) -> None:
+def test_the_refusal_of_a_second_process_names_the_owner_of_the_log(tmp_path: Path) -> None:
     with another_process(tmp_path) as process:
         with pytest.raises(NamespaceInUseError) as caught:
             Log(tmp_path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_log import heard, opened, saying
+from tests.unit.test_log import opened, saying, texts_of
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill
 from twinbus.broker.store.storage import DiskStorage, Storage
@@ -72,7 +72,7 @@ def started(directory: Path, storage: Storage) -> Log:
 
 def found_in(directory: Path) -> list[str]:
     with opened(directory) as (_, records):
-        return heard(records)
+        return texts_of(records)
 
 
 def test_a_segment_begun_in_vain_needs_no_segment_that_is_given_up_later(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_record_that_a_dead_process_did_not_sync_is_durable_after_the_next_sta
     disk.heal()
     power.restore()
     again = Log(home, disk)
-    assert heard(list(again.replay())) == ["a", "b"]
+    assert texts_of(list(again.replay())) == ["a", "b"]
     again.crash()
     disk.cut(after, kept=0)
     assert found_in(after) == ["a", "b"]
@@ -140,7 +140,7 @@ def test_the_name_of_a_segment_that_a_dead_process_began_is_durable_after_the_ne
     log.crash()
     power.restore()
     again = Log(home, disk)
-    assert heard(list(again.replay())) == ["a"]
+    assert texts_of(list(again.replay())) == ["a"]
     again.append(saying("b"))
     again.crash()
     disk.cut(after, kept=0)
@@ -175,7 +175,7 @@ def test_a_log_that_was_closed_is_read_again_from_a_disk_that_accepts_nothing(
     log.close()
     disk.full = disk.fails_sync = True
     again = Log(tmp_path, disk)
-    assert heard(list(again.replay())) == ["a", "b"]
+    assert texts_of(list(again.replay())) == ["a", "b"]
     again.close()
 
 

@@ -25,7 +25,7 @@ def test_a_key_gets_one_line_per_interval_and_the_next_says_how_many_were_suppre
     assert rate.admit("shop", NOON + 2 * LOG_INTERVAL_US) == 0
 
 
-def test_keys_are_told_apart_up_to_a_bound_and_then_share_a_line() -> None:
+def test_keys_have_lines_of_their_own_up_to_a_bound_and_then_share_a_line() -> None:
     rate = LineRate(LOG_INTERVAL_US, most_keys=2)
     assert [rate.admit(name, NOON) for name in ("a", "b", "c", "d")] == [0, 0, 0, None]
     later = NOON + LOG_INTERVAL_US + 1

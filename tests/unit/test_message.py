@@ -79,9 +79,9 @@ def exactly(value: Any) -> Any:
 
 def plain(message: BrokeredMessage) -> dict[str, Any]:
     """Return a message's fields so that equality is exact."""
-    held = {f.name: exactly(getattr(message, f.name)) for f in fields(message)}
+    found = {f.name: exactly(getattr(message, f.name)) for f in fields(message)}
     bag = message.application_properties
-    return held | {"application_properties": {name: exactly(v) for name, v in bag.items()}}
+    return found | {"application_properties": {name: exactly(v) for name, v in bag.items()}}
 
 
 def expected_size(message: BrokeredMessage) -> int:
@@ -223,11 +223,11 @@ def test_sizes_follow_the_documented_rule_on_any_slice(
 @replayed
 @given(batches, batches)
 def test_sizes_follow_the_rule_on_batches_put_together_and_taken_apart(
-    one: list[BrokeredMessage], other: list[BrokeredMessage]
+    first: list[BrokeredMessage], second: list[BrokeredMessage]
 ) -> None:
-    batch = pa.concat_batches([to_batch(one), to_batch(other)])
+    batch = pa.concat_batches([to_batch(first), to_batch(second)])
     backwards = batch.take(pa.array(np.arange(batch.num_rows)[::-1]))
-    assert sizes(backwards).tolist() == [expected_size(m) for m in reversed(one + other)]
+    assert sizes(backwards).tolist() == [expected_size(m) for m in reversed(first + second)]
 
 
 @replayed

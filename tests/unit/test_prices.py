@@ -171,8 +171,9 @@ def test_a_mistake_is_refused_by_its_name(write: Sheets, mistake: tuple[str, str
     ],
 )
 def test_a_stranger_mistake_is_refused(write: Sheets, name: str, value: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"mine\.toml"):
+    with pytest.raises(InvalidArgumentError, match=r"mine\.toml") as refused:
         load_sheet(write(name, value))
+    assert "<class" not in refused.value.text
 
 
 @pytest.mark.parametrize("content", [b"name = ", b"\xff\xfe", b"", b"just words", None])

@@ -89,8 +89,8 @@ class Watch:
 
 def history(error: MessagingError) -> list[type]:
     """Return the kinds of errors that led to this one."""
-    told: Any = error.history
-    return [type(one) for one in told]
+    reported: Any = error.history
+    return [type(item) for item in reported]
 
 
 def caught(courier: Courier, command: Command[Any]) -> Any:
@@ -137,12 +137,12 @@ def test_a_policy_may_say_to_try_once() -> None:
 @replayed_at_length
 @given(SPANS, SPANS, st.integers(1, 500), st.floats(0, 1))
 def test_the_back_off_doubles_up_to_its_bound_and_jitter_takes_at_most_half(
-    one: timedelta, other: timedelta, failures: int, chance: float
+    first: timedelta, second: timedelta, failures: int, chance: float
 ) -> None:
-    shortest, longest = sorted([one, other])
+    shortest, longest = sorted([first, second])
     policy = RetryPolicy(min_backoff=shortest, max_backoff=longest)
-    whole = min(to_us(shortest) * 2 ** (failures - 1), to_us(longest))
-    assert whole // 2 <= policy.backoff_us(failures, chance) <= whole + 1
+    longest_us = min(to_us(shortest) * 2 ** (failures - 1), to_us(longest))
+    assert longest_us // 2 <= policy.backoff_us(failures, chance) <= longest_us + 1
 
 
 @replayed_at_length

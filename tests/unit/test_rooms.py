@@ -81,7 +81,7 @@ def test_a_forbidden_import_breaks_its_contract_and_no_other(tree: Path, name: s
     verdicts = re.findall(
         r"^(.+ (?:KEPT|BROKEN))(?: \(\d+ ignored imports?\))?$", done.stdout, re.MULTILINE
     )
-    assert verdicts == [f"{one} {'BROKEN' if one == name else 'KEPT'}" for one in FORBIDDEN]
+    assert verdicts == [f"{item} {'BROKEN' if item == name else 'KEPT'}" for item in FORBIDDEN]
 
 
 def test_the_tree_as_it_is_keeps_every_contract(tree: Path) -> None:
@@ -126,6 +126,6 @@ def test_a_module_that_moved_is_found_under_its_old_name_with_a_warning(
     with pytest.warns(DeprecationWarning, match=f"{old} is now {new}") as warned:
         __import__(old)  # as an import statement does: the warning names the line that has it
     found = sys.modules[old]
-    assert [Path(one.filename) for one in warned] == [Path(__file__)]
+    assert [Path(item.filename) for item in warned] == [Path(__file__)]
     assert name in found.__all__
-    assert all(vars(found)[one] is vars(import_module(new))[one] for one in found.__all__)
+    assert all(vars(found)[item] is vars(import_module(new))[item] for item in found.__all__)

@@ -87,9 +87,9 @@ def test_each_queue_has_its_own_cool_down() -> None:
 def test_a_client_that_found_another_queue_stays_there_when_its_first_returns() -> None:
     queues = rotation()
     queues.pull(1, NOW)
-    other = chosen(queues, 1, 0.9)
+    second = chosen(queues, 1, 0.9)
     queues.bring_back(NOW + COOL_DOWN)
-    assert chosen(queues, other, 0.5) == other
+    assert chosen(queues, second, 0.5) == second
 
 
 def test_the_next_that_is_due_is_the_first_to_come_back() -> None:
@@ -119,13 +119,13 @@ def test_the_rotation_does_as_its_model(
     queues, back_at, now = Rotation(range(count), COOL_DOWN), dict[int, int](), NOW
     for queue, passed in pulls:
         now += passed
-        came_back = {one for one, at in back_at.items() if at <= now}
+        came_back = {key for key, at in back_at.items() if at <= now}
         assert set(queues.bring_back(now)) == came_back
-        back_at = {one: at for one, at in back_at.items() if one not in came_back}
+        back_at = {key: at for key, at in back_at.items() if key not in came_back}
         if queue < count:
             assert queues.pull(queue, now) == (queue not in back_at)
             back_at[queue] = now + COOL_DOWN
         usable = set(range(count)) - set(back_at)
         choice = queues.choose(None, chance)
         assert (choice.queue in usable and choice.usable == len(usable)) if choice else not usable
-        assert all(chosen(queues, one, chance) == one for one in usable)
+        assert all(chosen(queues, item, chance) == item for item in usable)

@@ -62,10 +62,10 @@ def test_a_message_that_was_diverted_and_brought_home_is_still_the_same(body: st
 @pytest.mark.parametrize("body", BODIES)
 def test_sections_are_delivered_byte_for_byte(body: str) -> None:
     kind, content = BODIES[body]
-    whole = AmqpMessage(encode_message({**SECTIONS, kind: content}))
-    delivered = kept(read_message(whole))
+    complete = AmqpMessage(encode_message({**SECTIONS, kind: content}))
+    delivered = kept(read_message(complete))
     for section in (SectionKind.PROPERTIES, SectionKind.APPLICATION_PROPERTIES, SectionKind.FOOTER):
-        assert delivered[section] == whole.raw(section)
+        assert delivered[section] == complete.raw(section)
 
 
 def test_a_field_that_a_native_client_changed_wins_and_the_rest_keeps_its_types() -> None:
@@ -78,16 +78,16 @@ def test_a_field_that_a_native_client_changed_wins_and_the_rest_keeps_its_types(
         UUID(int=7),
         b"me",
     )
-    held = found.application_properties or {}
-    assert held == {"int": 5, "new": "c"}
-    assert type(held["int"]) is Int
+    stored = found.application_properties or {}
+    assert stored == {"int": 5, "new": "c"}
+    assert type(stored["int"]) is Int
 
 
 @pytest.mark.parametrize("spoilt", [b"", b"x", b"\xff" * 40])
 def test_sections_that_are_none_do_no_harm(spoilt: bytes) -> None:
     message = BrokeredMessage(b"body", message_id="1", subject="a", amqp=spoilt)
     found = AmqpMessage(b"".join(write_message(message)))
-    assert [bytes(one) for one in found.data_sections] == [b"body"]
+    assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
     assert found.properties is not None
     assert found.properties.subject == "a"
 

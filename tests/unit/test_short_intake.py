@@ -75,7 +75,7 @@ def sends(draw: st.DrawFn) -> Send:
         source = sender_source(draw(st.integers(1, 2)))
         count = max(0, len(brought) + draw(st.sampled_from([0, 0, 0, 1])))
         origin = Origin(source, range(first, first + count))
-    path = draw(st.sampled_from(["plain"] * 5 + [one.path for one in ENTITIES]))
+    path = draw(st.sampled_from(["plain"] * 5 + [entity.path for entity in ENTITIES]))
     return Send(path, to_batch(brought) if draw(st.booleans()) else brought, origin)
 
 
@@ -105,7 +105,7 @@ def carried_out(work: Sequence[Sequence[Send]], *, is_short: bool) -> list[Any]:
         for turn in work:
             asked = [Asked(command) for command in turn]
             engine.turn(asked)
-            seen += [one.outcome for one in asked]
+            seen += [item.outcome for item in asked]
         seen.append(engine.snapshot(is_open=True).meter.to_pylist())
         seen.append(engine.namespace.faults())
         seen += [(p.path, p.active_message_count) for p, _ in engine.look_at(engine.entities())]
@@ -118,15 +118,15 @@ def carried_out(work: Sequence[Sequence[Send]], *, is_short: bool) -> list[Any]:
 
 def written(engine: Engine) -> list[Any]:
     """Return what the namespace holds after a start, message by message, and what it remembers."""
-    held: list[Any] = []
+    found: list[Any] = []
     get: Callable[..., Any]
     for queue in engine.namespace.directory.queues():
         at, get = queue.waiting.all(), queue.waiting.get
         if len(at):
             bodies = engine.namespace.shared.bodies.fetch(get("batch", at), get("row", at))
             sizes, numbers = get("size", at).tolist(), get("sequence", at).tolist()
-            held.append((queue.path, numbers, sizes, to_messages(bodies)))
-    return [*held, sorted(engine.namespace.transfers.origins())]
+            found.append((queue.path, numbers, sizes, to_messages(bodies)))
+    return [*found, sorted(engine.namespace.transfers.origins())]
 
 
 @given(turns)

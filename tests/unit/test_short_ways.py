@@ -82,15 +82,15 @@ frames = st.builds(
 
 @given(st.lists(frames, max_size=3), st.integers(0, 60))
 @replayed
-def test_bytes_that_are_one_frame_are_read_like_any_others(some: list[bytes], cut: int) -> None:
-    data = b"".join(some)[cut:] if len(some) > 1 else b"".join(some)
+def test_bytes_that_are_one_frame_are_read_like_any_others(pieces: list[bytes], cut: int) -> None:
+    data = b"".join(pieces)[cut:] if len(pieces) > 1 else b"".join(pieces)
     reader = wire.FrameReader()
-    whole = reader.single_frame(data)
-    if whole is None:
-        assert len(some) != 1
+    frame = reader.single_frame(data)
+    if frame is None:
+        assert len(pieces) != 1
     else:
         [(head, body)] = wire.FrameReader().feed(data)
-        assert (whole[0], bytes(whole[1])) == (head, bytes(body))
+        assert (frame[0], bytes(frame[1])) == (head, bytes(body))
         assert reader.frame_bytes == len(data)
 
 
@@ -113,7 +113,7 @@ def test_a_large_frame_is_the_same_however_its_bytes_are_read(cuts: list[tuple[i
         at += taken
         if at == len(sent):
             break
-    assert [(head, bytes(held)) for head, held in found] == [([3, "x"], body)]
+    assert [(head, bytes(stored)) for head, stored in found] == [([3, "x"], body)]
     assert reader.own is None
     assert not reader.filled
 
@@ -129,7 +129,7 @@ class Kept(BrokeredMessage):
 @given(messages)
 @replayed
 def test_a_message_made_quickly_is_like_one_made_as_usual(message: BrokeredMessage) -> None:
-    values = {one.name: getattr(message, one.name) for one in fields(message)}
+    values = {item.name: getattr(message, item.name) for item in fields(message)}
     usual = Kept(**values)
     assert [getattr(usual, name) for name in values] == list(values.values())
     assert BrokeredMessage(**values) == message == replace(message)

@@ -64,8 +64,8 @@ def test_what_is_below_a_millisecond_is_left_out() -> None:
 @replayed
 @given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=10**6)))
 def test_a_length_of_time_survives_being_written_and_read(span: timedelta) -> None:
-    whole = span - span % timedelta(milliseconds=1)
-    assert parse_span(format_span(span)) == whole
+    expected = span - span % timedelta(milliseconds=1)
+    assert parse_span(format_span(span)) == expected
 
 
 @replayed

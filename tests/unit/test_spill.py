@@ -30,7 +30,7 @@ def put(spill: Spill, *bodies: bytes, origin: Origin | None = None) -> None:
     spill.append("orders", to_batch([BrokeredMessage(body=body) for body in bodies]), origin)
 
 
-def held(spill: Spill) -> list[bytes]:
+def spilled_bodies(spill: Spill) -> list[bytes]:
     return [m.body for spilled in spill.sends() for m in to_messages(spilled.send.messages)]
 
 
@@ -49,7 +49,7 @@ def test_spilled_sends_are_there_in_order_after_a_restart(tmp_path: Path) -> Non
         put(spill, b"a", b"b")
         put(spill, b"c")
     with opened(tmp_path) as spill:
-        assert held(spill) == [b"a", b"b", b"c"]
+        assert spilled_bodies(spill) == [b"a", b"b", b"c"]
 
 
 def test_no_two_spilled_messages_share_an_origin_though_the_spill_is_opened_again(
@@ -74,7 +74,7 @@ def test_moved_sends_are_gone_once_all_are_moved(tmp_path: Path) -> None:
         put(spill, b"b")
         [(source, _), _] = origins(spill)
         assert spill.moved([0]) == set()
-        assert held(spill) == [b"b"]
+        assert spilled_bodies(spill) == [b"b"]
         assert spill.moved([0]) == {source}
     with opened(tmp_path) as spill:
         assert len(spill) == 0
@@ -86,7 +86,7 @@ def test_an_emptied_spill_takes_sends_again(tmp_path: Path) -> None:
         spill.moved([0])
         put(spill, b"b")
     with opened(tmp_path) as spill:
-        assert held(spill) == [b"b"]
+        assert spilled_bodies(spill) == [b"b"]
 
 
 def test_a_transfer_is_remembered_for_ever_though_it_was_spilled(tmp_path: Path) -> None:
@@ -103,9 +103,9 @@ def test_a_send_the_spill_refuses_is_not_in_it(tmp_path: Path) -> None:
             put(spill, b"lost")
         disk.full = False
         put(spill, b"a")
-        assert held(spill) == [b"a"]
+        assert spilled_bodies(spill) == [b"a"]
     with opened(tmp_path) as spill:
-        assert held(spill) == [b"a"]
+        assert spilled_bodies(spill) == [b"a"]
 
 
 def test_a_refused_commit_starts_spilling_and_sets_when_to_try_again() -> None:
@@ -143,6 +143,10 @@ def test_sends_of_a_paused_entity_stay_while_others_are_moved(tmp_path: Path) ->
         movable = list(spill.sends(paused={"orders"}))
         assert [spilled.send.path for spilled in movable] == ["invoices"]
         assert spill.moved([movable[0].position]) == set()
-        assert held(spill) == [b"a", b"c"]
+        assert spilled_bodies(spill) == [b"a", b"c"]
     with opened(tmp_path) as spill:
-        assert held(spill) == [b"a", b"b", b"c"]  # the main log recognises what it took before
+        assert spilled_bodies(spill) == [
+            b"a",
+            b"b",
+            b"c",
+        ]  # the main log recognises what it took before

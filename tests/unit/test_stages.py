@@ -20,7 +20,7 @@ def row(key: str, messages: int = 0, units: int = 1, count: int = 1) -> Row:
     return (operation, purpose, outcome), numbers
 
 
-def one(key: str, messages: int = 0, units: int = 1, count: int = 1) -> dict[Stage, int]:
+def operations_of(key: str, messages: int = 0, units: int = 1, count: int = 1) -> dict[Stage, int]:
     return counted(dict([row(key, messages, units, count)]))
 
 
@@ -60,8 +60,8 @@ def test_a_diverted_message_costs_its_four_stages_and_two_completions(units: int
     ],
 )
 def test_an_operation_belongs_to_a_stage_and_counts_one(key: str, stage: Stage) -> None:
-    assert one(key) == {stage: 1}
-    assert one(key, units=7, count=7) == {stage: 7}
+    assert operations_of(key) == {stage: 1}
+    assert operations_of(key, units=7, count=7) == {stage: 7}
 
 
 @pytest.mark.parametrize("purpose", list(Purpose))
@@ -71,12 +71,12 @@ def test_what_was_refused_counts_nowhere(operation: str, purpose: Purpose) -> No
 
 
 def test_a_batch_counts_for_each_of_its_messages() -> None:
-    assert one("Send application ok", 100, 100) == {Stage.SEND: 100}
-    assert one("Receive application ok", 3, 12) == {Stage.RECEIVE_FROM_PRIMARY: 12}
+    assert operations_of("Send application ok", 100, 100) == {Stage.SEND: 100}
+    assert operations_of("Receive application ok", 3, 12) == {Stage.RECEIVE_FROM_PRIMARY: 12}
     both = [row("Receive application ok", 1), row("ReceiveDeferred application ok", 2, 2)]
     assert counted(dict(both)) == {Stage.RECEIVE_FROM_PRIMARY: 3}
-    assert one("Settle application ok", 100, 100) == {Stage.COMPLETE_IN_PRIMARY: 100}
-    assert one("SettleRange syphon ok", 100, 100) == {Stage.COMPLETE_IN_BACKLOG: 100}
+    assert operations_of("Settle application ok", 100, 100) == {Stage.COMPLETE_IN_PRIMARY: 100}
+    assert operations_of("SettleRange syphon ok", 100, 100) == {Stage.COMPLETE_IN_BACKLOG: 100}
 
 
 @replayed

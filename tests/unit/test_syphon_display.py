@@ -158,7 +158,7 @@ def record(text: str, second: float) -> logging.LogRecord:
 
 def passed(records: list[logging.LogRecord]) -> list[str]:
     once = OncePerChange()
-    return [one.getMessage() for one in records if once.filter(one)]
+    return [item.getMessage() for item in records if once.filter(item)]
 
 
 def test_the_same_trouble_of_many_queues_is_printed_in_full_once() -> None:
@@ -177,5 +177,5 @@ def test_the_same_line_is_dropped_for_a_minute_and_printed_in_full_later() -> No
 
 def test_a_trouble_that_ended_and_began_anew_is_printed_again() -> None:
     begins, ends = "orders does not take its messages: full", "orders takes its messages again"
-    said = [record(text, 1) for text in (begins, ends, begins, ends)]
-    assert passed(said) == [begins, ends, begins, ends]
+    output = [record(text, 1) for text in (begins, ends, begins, ends)]
+    assert passed(output) == [begins, ends, begins, ends]

@@ -66,7 +66,7 @@ def fail() -> None:
 
 
 def threads() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "twinbus-pairing"]
+    return [thread for thread in threading.enumerate() if thread.name == "twinbus-pairing"]
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_nudge_without_a_thread_ticks_at_once(manual: Ticker, ticks: Ticks) ->
     assert ticks.threads == [threading.current_thread().name]
 
 
-def test_a_tick_that_fails_is_told_and_the_next_one_comes(
+def test_a_tick_that_fails_is_reported_and_the_next_one_comes(
     manual: Ticker, clock: ManualClock, ticks: Ticks, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticks.deed = Once(fail)
@@ -271,10 +271,10 @@ def test_however_many_nudge_there_is_one_tick_at_a_time(real: Ticker, ticks: Tic
             real.expect(now())
 
     callers = [threading.Thread(target=nudge) for _ in range(6)]
-    for one in callers:
-        one.start()
-    for one in callers:
-        one.join()
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
     before = len(ticks.times)
     real.nudge()
     assert ticks.come(before + 1)

@@ -39,7 +39,7 @@ def note(ledger: TransferLedger, number: int) -> None:
     ledger.write()
 
 
-def told(folder: Path) -> list[str]:
+def message_ids(folder: Path) -> list[str]:
     """Return the ids of the files, in the order of the queue."""
     rows = ds.dataset(folder / "ledger/transfers", format="parquet").to_table()
     return [f"m{n}" for n in sorted(rows.column("sequence_number").to_pylist())]
@@ -60,7 +60,7 @@ def test_lines_become_a_file_when_the_journal_is_old(
     assert not list(tmp_path.rglob("*.parquet"))
     clock.advance(timedelta(microseconds=1))
     ledger.roll()
-    assert told(tmp_path) == ["m1", "m2", "m3"]
+    assert message_ids(tmp_path) == ["m1", "m2", "m3"]
     assert not journals(tmp_path)
 
 
@@ -71,7 +71,7 @@ def test_the_process_that_writes_makes_a_file_of_its_old_journal_itself(
     clock.advance(LEDGER_ROLL_INTERVAL)
     note(ledger, 2)
     note(ledger, 3)
-    assert told(tmp_path) == ["m1", "m2"]
+    assert message_ids(tmp_path) == ["m1", "m2"]
     assert len(journals(tmp_path)) == 1
 
 
@@ -83,11 +83,11 @@ def test_a_torn_end_costs_its_own_entry_only(
         note(ledger, number)
     [path] = journals(tmp_path)
     os.truncate(path, path.stat().st_size - lost)  # its process was killed
-    other = TransferLedger(tmp_path, clock)
+    second = TransferLedger(tmp_path, clock)
     for number in (3, 4):
-        note(other, number)
-    other.roll(at_once=True)
-    assert told(tmp_path) == ["m1", "m3", "m4"]
+        note(second, number)
+    second.roll(at_once=True)
+    assert message_ids(tmp_path) == ["m1", "m3", "m4"]
 
 
 def test_a_damaged_entry_ends_what_is_read(tmp_path: Path, ledger: TransferLedger) -> None:
@@ -98,7 +98,7 @@ def test_a_damaged_entry_ends_what_is_read(tmp_path: Path, ledger: TransferLedge
     content[-100] ^= 0xFF
     path.write_bytes(bytes(content))
     ledger.roll(at_once=True)
-    assert told(tmp_path) == ["m1"]
+    assert message_ids(tmp_path) == ["m1"]
 
 
 def test_each_process_has_its_journal_and_one_file_is_made_of_all(
@@ -108,7 +108,7 @@ def test_each_process_has_its_journal_and_one_file_is_made_of_all(
     note(TransferLedger(tmp_path, clock), 2)
     assert len(journals(tmp_path)) == 2
     ledger.roll(at_once=True)
-    assert told(tmp_path) == ["m1", "m2"]
+    assert message_ids(tmp_path) == ["m1", "m2"]
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
 
 
@@ -119,7 +119,7 @@ def test_who_writes_after_its_journal_was_taken_over_begins_another(
     TransferLedger(tmp_path, clock).roll(at_once=True)
     note(ledger, 2)
     ledger.roll(at_once=True)
-    assert told(tmp_path) == ["m1", "m2"]
+    assert message_ids(tmp_path) == ["m1", "m2"]
 
 
 def test_a_journal_that_a_killed_process_had_taken_over_is_not_forgotten(
@@ -129,7 +129,7 @@ def test_a_journal_that_a_killed_process_had_taken_over_is_not_forgotten(
     [path] = journals(tmp_path)
     path.rename(path.with_name(f".1-0.taken{JOURNAL}"))
     TransferLedger(tmp_path, clock).roll()  # the manual clock is far from that of the disk
-    assert told(tmp_path) == ["m1"]
+    assert message_ids(tmp_path) == ["m1"]
 
 
 def _write_many(folder: Path, first: int, count: int) -> None:
@@ -168,7 +168,7 @@ def test_lines_travel_to_a_process_that_can_write_them(
     ledger.add(worker.take())  # nothing more
     ledger.write()
     ledger.roll(at_once=True)
-    assert told(tmp_path) == ["m1"]
+    assert message_ids(tmp_path) == ["m1"]
 
 
 def test_lines_that_could_not_be_written_are_kept(tmp_path: Path, ledger: TransferLedger) -> None:
@@ -178,7 +178,7 @@ def test_lines_that_could_not_be_written_are_kept(tmp_path: Path, ledger: Transf
     (tmp_path / "ledger").unlink()
     note(ledger, 2)
     ledger.roll(at_once=True)
-    assert told(tmp_path) == ["m1", "m2"]
+    assert message_ids(tmp_path) == ["m1", "m2"]
 
 
 def test_the_survey_names_a_journal_and_whatever_lies_in_the_wrong_place(
@@ -192,7 +192,7 @@ def test_the_survey_names_a_journal_and_whatever_lies_in_the_wrong_place(
     (base / "transfers/loose.parquet").write_text("loose")
     found = survey([tmp_path], skip_bad=True)
     [path] = journals(tmp_path)
-    assert {str(one.path) for one in found.left_out} == {
+    assert {str(entity.path) for entity in found.left_out} == {
         str(path),
         *(
             str(base / name)

@@ -42,10 +42,10 @@ def test_intervals_hold_the_same_numbers_as_a_set(added: list[tuple[int, int]]) 
 @replayed
 @given(st.lists(spans))
 def test_intervals_are_in_order_with_gaps_between_them(added: list[tuple[int, int]]) -> None:
-    held = list(Intervals(added))
-    assert all(first <= last for first, last in held)
-    assert all(end + 1 < start for (_, end), (start, _) in pairwise(held))
-    assert len(Intervals(added)) == len(held)
+    found = list(Intervals(added))
+    assert all(first <= last for first, last in found)
+    assert all(end + 1 < start for (_, end), (start, _) in pairwise(found))
+    assert len(Intervals(added)) == len(found)
 
 
 @replayed
@@ -113,11 +113,11 @@ def test_what_is_written_down_of_origins_restores_them(
 
 def test_a_sender_is_known_by_a_number_of_64_bits() -> None:
     assert sender_number(sender_source(2**64 - 1)) == 2**64 - 1
-    for other in ("backlog/0", "sender/", "sender/1", "sender/zz", "Sender/0000000000000001"):
-        assert sender_number(other) is None
+    for second in ("backlog/0", "sender/", "sender/1", "sender/zz", "Sender/0000000000000001"):
+        assert sender_number(second) is None
 
 
-def test_the_senders_heard_of_last_are_known() -> None:
+def test_the_latest_senders_are_known() -> None:
     transfers = Transfers()
     for number in range(1, KNOWN_SENDERS + 1):
         transfers.take(sender_source(number), [(0, 9)])
@@ -133,9 +133,9 @@ def test_of_a_sender_with_many_gaps_the_latest_numbers_are_known() -> None:
     transfers = Transfers()
     for number in range(0, 4 * KNOWN_GAPS, 2):
         transfers.take(sender_source(1), [(number, number)])
-    [(_, _, held)] = transfers.origins()
-    assert len(held) == KNOWN_GAPS
-    assert held[-1] == (4 * KNOWN_GAPS - 2, 4 * KNOWN_GAPS - 2)
+    [(_, _, found)] = transfers.origins()
+    assert len(found) == KNOWN_GAPS
+    assert found[-1] == (4 * KNOWN_GAPS - 2, 4 * KNOWN_GAPS - 2)
 
 
 def test_a_backlog_queue_is_never_forgotten() -> None:
@@ -175,8 +175,8 @@ def test_the_gaps_of_all_senders_of_a_key_have_a_bound() -> None:
     gaps = [(number, number) for number in range(0, 2 * KNOWN_GAPS, 2)]
     for number in range(2 * KNOWN_INTERVALS // KNOWN_GAPS):
         transfers.take(sender_source(number + 1), gaps, "stranger")
-    held = sum(len(intervals) for _, _, intervals in transfers.origins())
-    assert held <= KNOWN_INTERVALS
+    found = sum(len(intervals) for _, _, intervals in transfers.origins())
+    assert found <= KNOWN_INTERVALS
 
 
 def test_a_sender_belongs_to_the_key_that_used_it_first() -> None:

@@ -134,7 +134,7 @@ async def wrong(
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
     """Return what mypy, as strict as in this repository, says: lines and codes per file."""
     folder = tmp_path_factory.mktemp("typing")
     (folder / "good.py").write_text(GOOD)
@@ -165,11 +165,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, 
     return found
 
 
-def test_right_use_passes(told: dict[str, list[tuple[int, str]]]) -> None:
-    assert told["good.py"] == []
+def test_right_use_passes(findings: dict[str, list[tuple[int, str]]]) -> None:
+    assert findings["good.py"] == []
 
 
 @pytest.mark.parametrize("use", WRONG)
-def test_wrong_use_is_reported(told: dict[str, list[tuple[int, str]]], use: str) -> None:
+def test_wrong_use_is_reported(findings: dict[str, list[tuple[int, str]]], use: str) -> None:
     line = SETTING.count("\n") + 1 + list(WRONG).index(use)
-    assert [code for at, code in told["wrong.py"] if at == line] == [WRONG[use]]
+    assert [code for at, code in findings["wrong.py"] if at == line] == [WRONG[use]]

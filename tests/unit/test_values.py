@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.soak.bad_bytes_tools import asking, framed
 from tests.unit.fitting_values import FITTING, NAME
-from tests.unit.odd_values import ANYTHING, MAKERS, TEXT, WHOLE, Drawn
+from tests.unit.odd_values import ANYTHING, INTEGER, MAKERS, TEXT, Drawn
 from tests.unit.properties import replayed
 from twinbus.entities import (
     DESCRIPTIONS,
@@ -79,12 +79,12 @@ def texts_in(value: Any) -> Iterator[str]:
         for field in fields(value):
             yield from texts_in(getattr(value, field.name))
     elif isinstance(value, Mapping):
-        for name, held in value.items():
+        for name, found in value.items():
             yield from texts_in(name)
-            yield from texts_in(held)
+            yield from texts_in(found)
     elif isinstance(value, list | tuple):
-        for held in value:
-            yield from texts_in(held)
+        for found in value:
+            yield from texts_in(found)
 
 
 def comparable(value: Any) -> Any:
@@ -102,8 +102,10 @@ def comparable(value: Any) -> Any:
     if isinstance(value, np.ndarray | pa.Array):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(name): comparable(held) for name, held in value.items()}
-    return [comparable(one) for one in value] if isinstance(value, list | tuple | range) else value
+        return {str(name): comparable(found) for name, found in value.items()}
+    return (
+        [comparable(item) for item in value] if isinstance(value, list | tuple | range) else value
+    )
 
 
 def _is_time(column: pa.Array) -> bool:
@@ -117,8 +119,8 @@ def as_columns(command: c.Command[Any]) -> c.Command[Any]:
     messages = command.messages
     if not isinstance(messages, pa.RecordBatch):
         messages = [
-            one if one.message_id is not None else replace(one, message_id="none")
-            for one in messages
+            message if message.message_id is not None else replace(message, message_id="none")
+            for message in messages
         ]
     return with_columns(c.Send(command.path, messages, command.origin))
 
@@ -258,8 +260,8 @@ ODD_COLUMNS = st.sampled_from(
 def test_columns_become_a_message_batch_of_valid_values_or_are_refused(
     odd: dict[str, pa.Array],
 ) -> None:
-    whole = to_batch([BrokeredMessage()])
-    columns = dict(zip(whole.schema.names, whole.columns, strict=True)) | odd
+    usual = to_batch([BrokeredMessage()])
+    columns = dict(zip(usual.schema.names, usual.columns, strict=True)) | odd
     batch = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     check_travels(c.Send("queue", batch))
 
@@ -277,9 +279,11 @@ PARTS: dict[str, tuple[str, ...]] = (
     | dict.fromkeys(("numbers", "tokens", "blob", "batch"), ("at", "size"))
     | {"Unheard": ("path",)}
 )
-ENUM_VALUES = [one.value for kind in TABLE.types.values() if issubclass(kind, Enum) for one in kind]
+ENUM_VALUES = [
+    item.value for kind in TABLE.types.values() if issubclass(kind, Enum) for item in kind
+]
 LEAF = st.one_of(
-    *(st.none(), st.booleans(), WHOLE, st.floats(), TEXT, NAME),
+    *(st.none(), st.booleans(), INTEGER, st.floats(), TEXT, NAME),
     st.sampled_from(range(2)).map(lambda at: (10**5000, "x" * 300_000)[at]),
     st.sampled_from([*ENUM_VALUES, UUID(int=5).hex, 0, 8, 16, 24]),
 )
@@ -289,9 +293,9 @@ def trees_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Return JSON of a kind of the table, with its fields or some of them."""
 
     def parts_of(kind: str) -> st.SearchStrategy[Any]:
-        held = st.fixed_dictionaries({}, optional=dict.fromkeys(PARTS[kind], inner))
-        whole = st.fixed_dictionaries(dict.fromkeys(PARTS[kind], inner))
-        return (held | whole).map(lambda parts: {"$": kind, **parts})
+        found = st.fixed_dictionaries({}, optional=dict.fromkeys(PARTS[kind], inner))
+        complete = st.fixed_dictionaries(dict.fromkeys(PARTS[kind], inner))
+        return (found | complete).map(lambda parts: {"$": kind, **parts})
 
     kinds = st.sampled_from(sorted(PARTS)).flatmap(parts_of)
     bare = st.dictionaries(st.sampled_from(["$", "path", "name"]), inner, max_size=3)
@@ -323,8 +327,8 @@ def test_any_tree_is_a_valid_value_or_refused(tree: Drawn) -> None:
     except InvalidArgumentError as error:
         error.text.encode()
     else:
-        for one in value if isinstance(value, list) else [value]:
-            check(one)
+        for item in value if isinstance(value, list) else [value]:
+            check(item)
 
 
 def is_packed(tree: Any) -> bool:

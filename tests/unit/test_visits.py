@@ -103,7 +103,9 @@ def test_destinations_that_begin_and_cease_to_fail_are_named_once() -> None:
     visits.ready("a")
     visit(visits)
     failing = outcome("a", kept={"orders": 1}, failures={"orders": DOWN})
-    assert [one.destination for one in visits.absorb([failing], 0).new_troubles] == ["orders"]
+    assert [
+        new_trouble.destination for new_trouble in visits.absorb([failing], 0).new_troubles
+    ] == ["orders"]
     assert visits.absorb([failing], 1).new_troubles == []
     flowing = outcome("a", moved={"orders": (1, 1)}, is_drained=True)
     assert visits.absorb([flowing], 2).ended_troubles == ["orders"]

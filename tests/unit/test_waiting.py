@@ -139,8 +139,8 @@ class WaitingAgainstDicts(RuleBasedStateMachine):
 
     @rule(lock=st.integers(0, 9))
     def find_by_lock(self, lock: int) -> None:
-        held = self.waiting.in_state(self.waiting.all(), State.LOCKED, State.DEFERRED_LOCKED)
-        assert self.numbers(self.waiting.locked_by(held, lock)) == self.expected(
+        found = self.waiting.in_state(self.waiting.all(), State.LOCKED, State.DEFERRED_LOCKED)
+        assert self.numbers(self.waiting.locked_by(found, lock)) == self.expected(
             lambda row: (
                 row["state"] in (State.LOCKED, State.DEFERRED_LOCKED) and row["lock"] == lock
             )
@@ -201,7 +201,7 @@ def test_a_message_at_rest_takes_37_bytes_and_53_once_locked() -> None:
     assert waiting.memory_bytes() == 53 * 100
 
 
-def test_deaths_are_told_without_repeating_them() -> None:
+def test_deaths_are_reported_without_repeating_them() -> None:
     waiting = Waiting()
     waiting.add(Rows(np.arange(1, 5), 0, 1, 0, 0, State.ACTIVE, death=np.array([4, 2, 4, 2])))
     assert waiting.deaths() == {2, 4}
@@ -209,7 +209,7 @@ def test_deaths_are_told_without_repeating_them() -> None:
 
 @pytest.mark.parametrize("cause", sorted(FINAL))
 def test_a_message_that_ends_takes_no_size(cause: Cause) -> None:
-    before = next(state for (state, held) in TABLE if held is cause)
+    before = next(state for (state, found) in TABLE if found is cause)
     waiting = Waiting()
     waiting.step(added(waiting, rows(2, before)), cause)
     assert (waiting.size_in_bytes, len(waiting)) == (0, 0)

@@ -225,19 +225,19 @@ REPLY: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-def told(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """Return a value so that equal ones compare equal: sequences as lists, columns as rows."""
     if is_dataclass(value) and not isinstance(value, type):
-        return type(value), {f.name: told(getattr(value, f.name)) for f in fields(value)}
+        return type(value), {f.name: comparable(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, pa.RecordBatch):
         return value.schema.names, value.cast(value.schema).to_pylist()
     if isinstance(value, MessagingError):
-        return type(value), value.text, told(dict(value.facts))
+        return type(value), value.text, comparable(dict(value.facts))
     if isinstance(value, np.ndarray | pa.Array):
         return value.tolist()
     if isinstance(value, dict):
-        return {name: told(held) for name, held in value.items()}
-    return [told(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: comparable(found) for name, found in value.items()}
+    return [comparable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def sent(command: c.Command[Any], number: int = 1) -> bytes:
@@ -252,9 +252,9 @@ def cut(stream: bytes) -> list[tuple[list[Any], memoryview]]:
 
 def asked(*commands: c.Command[Any]) -> list[Any]:
     """Send commands over the wire; return what arrives."""
-    arrived = cut(b"".join(sent(one, number) for number, one in enumerate(commands, 1)))
+    arrived = cut(b"".join(sent(command, number) for number, command in enumerate(commands, 1)))
     assert [head[1] for head, _ in arrived] == list(range(1, len(commands) + 1))
-    return [told(as_columns(decode_command(*one))) for one in arrived]
+    return [comparable(as_columns(decode_command(*item))) for item in arrived]
 
 
 def as_columns(command: Any) -> Any:
@@ -271,14 +271,14 @@ def reply_of(head: list[Any], body: memoryview) -> Any:
 def replied(*values: Any) -> list[Any]:
     """Send replies over the wire; return what arrives."""
     stream = b"".join(b"".join(encode_reply(at, value)) for at, value in enumerate(values, 1))
-    return [told(reply_of(*one)) for one in FrameReader().feed(stream)]
+    return [comparable(reply_of(*item)) for item in FrameReader().feed(stream)]
 
 
 def read(stream: bytes) -> Any:
     """Return the command of one frame, or why it is refused."""
     try:
-        [one] = cut(stream)
-        return decode_command(*one)
+        [item] = cut(stream)
+        return decode_command(*item)
     except InvalidArgumentError as error:
         return error
 
@@ -295,7 +295,7 @@ def test_a_command_arrives_as_it_was_asked(kind: type[c.Command[Any]]) -> None:
     @briefly
     @given(COMMAND[kind])
     def arrives(command: c.Command[Any]) -> None:
-        assert without_ids(asked(command)) == without_ids([told(as_columns(command))])
+        assert without_ids(asked(command)) == without_ids([comparable(as_columns(command))])
 
     arrives()
 
@@ -314,7 +314,7 @@ def without_ids(commands: list[Any]) -> list[Any]:
 def test_commands_that_are_sent_together_keep_their_messages(
     commands: list[c.Command[Any]],
 ) -> None:
-    expected = [told(as_columns(one)) for one in commands]
+    expected = [comparable(as_columns(command)) for command in commands]
     assert without_ids(asked(*commands)) == without_ids(expected)
 
 
@@ -363,7 +363,7 @@ def test_a_reply_arrives_as_it_was_given(kind: str) -> None:
     @briefly
     @given(REPLY[kind])
     def arrives(value: Any) -> None:
-        assert replied(value) == [told(value)]
+        assert replied(value) == [comparable(value)]
 
     arrives()
 
@@ -371,7 +371,7 @@ def test_a_reply_arrives_as_it_was_given(kind: str) -> None:
 @replayed
 @given(st.lists(st.one_of(*REPLY.values()), max_size=6))
 def test_replies_that_are_sent_together_keep_their_messages(values: list[Any]) -> None:
-    assert replied(*values) == [told(value) for value in values]
+    assert replied(*values) == [comparable(value) for value in values]
 
 
 @replayed
@@ -379,11 +379,11 @@ def test_replies_that_are_sent_together_keep_their_messages(values: list[Any]) -
 def test_frames_are_the_same_however_the_stream_is_split(
     commands: list[c.Command[Any]], places: list[int]
 ) -> None:
-    stream = b"".join(sent(one, number) for number, one in enumerate(commands, 1))
+    stream = b"".join(sent(command, number) for number, command in enumerate(commands, 1))
     ends = sorted(place % (len(stream) + 1) for place in places)
     reader = FrameReader()
     pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
-    found = [one for piece in pieces for one in reader.feed(piece)]
+    found = [item for piece in pieces for item in reader.feed(piece)]
     assert found == cut(stream)
     assert reader.filled == 0
 
@@ -391,7 +391,7 @@ def test_frames_are_the_same_however_the_stream_is_split(
 def test_a_stream_may_come_byte_by_byte() -> None:
     stream = sent(c.Send("orders", [BrokeredMessage(b"tea")])) + sent(c.ReadMeter(), 2)
     reader = FrameReader()
-    found = [one for at in range(len(stream)) for one in reader.feed(stream[at : at + 1])]
+    found = [item for at in range(len(stream)) for item in reader.feed(stream[at : at + 1])]
     assert found == cut(stream)
 
 
@@ -403,8 +403,8 @@ def test_a_frame_begins_its_body_at_a_multiple_of_eight_bytes() -> None:
 
 
 def errors(kind: type[MessagingError] = MessagingError) -> list[type[MessagingError]]:
-    known = [one for one in kind.__subclasses__() if one.__module__ == kind.__module__]
-    return [kind, *(one for child in known for one in errors(child))]
+    known = [item for item in kind.__subclasses__() if item.__module__ == kind.__module__]
+    return [kind, *(error for child in known for error in errors(child))]
 
 
 @pytest.mark.parametrize("kind", errors(), ids=lambda kind: kind.__name__)
@@ -412,12 +412,12 @@ def test_an_error_arrives_with_its_kind_its_text_and_its_facts(kind: type[Messag
     @briefly
     @given(PATH, FACTS)
     def arrives(text: str, facts: dict[str, Any]) -> None:
-        assert replied(kind(text, **facts)) == [told(kind(text, **facts))]
+        assert replied(kind(text, **facts)) == [comparable(kind(text, **facts))]
 
     arrives()
 
 
-def test_a_fact_that_cannot_travel_is_told_in_words() -> None:
+def test_a_fact_that_cannot_travel_is_sent_as_text() -> None:
     first = MessagingError("first")
     assert replied(MessagingError("last", history=(first,)))[0][2] == {
         "history": "(MessagingError('first'),)"
@@ -470,8 +470,8 @@ LEAF_OF_ROW = (
 
 
 def kinds_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    held = st.dictionaries(FIELDS, inner, max_size=4)
-    return st.builds(lambda kind, parts: {**parts, "$": kind}, KINDS, held)
+    found = st.dictionaries(FIELDS, inner, max_size=4)
+    return st.builds(lambda kind, parts: {**parts, "$": kind}, KINDS, found)
 
 
 TREE = st.recursive(
@@ -503,9 +503,9 @@ def survives(stream: bytes) -> None:
 
 @replayed
 @given(st.binary(max_size=200))
-def test_any_bytes_are_understood_or_refused(held: bytes) -> None:
-    survives(held)
-    survives(framed(held, held))
+def test_any_bytes_are_understood_or_refused(stored: bytes) -> None:
+    survives(stored)
+    survives(framed(stored, stored))
 
 
 @replayed
@@ -528,11 +528,11 @@ def test_what_is_wrong_with_an_ask_is_a_refusal_of_that_one(head: Any, body: byt
 def test_a_damaged_frame_is_understood_or_refused(
     command: c.Command[Any], at: int, damage: bytes
 ) -> None:
-    held = bytearray(sent(command))
-    at %= len(held)
-    held[at : at + len(damage)] = damage
-    survives(bytes(held))
-    survives(bytes(held[:at]))
+    found = bytearray(sent(command))
+    at %= len(found)
+    found[at : at + len(damage)] = damage
+    survives(bytes(found))
+    survives(bytes(found[:at]))
 
 
 @pytest.mark.parametrize(
@@ -554,9 +554,9 @@ def test_a_damaged_frame_is_understood_or_refused(
     ids=str,
 )
 def test_a_reply_that_lacks_its_parts_is_refused(head: Any) -> None:
-    [one] = cut(framed(head, bytes(8)))
+    [item] = cut(framed(head, bytes(8)))
     with pytest.raises(InvalidArgumentError):
-        reply_of(*one)
+        reply_of(*item)
 
 
 @pytest.mark.parametrize("depth", [100, 600, 900, 3000, 100_000])
@@ -582,8 +582,8 @@ def test_a_frame_that_is_too_long_is_refused_unread(head_size: int, body_size: i
     lengths = struct.pack("<II", head_size, body_size)
     for pieces in ([lengths], [lengths[:3], lengths[3:]], [lengths + bytes(100)]):
         reader = FrameReader(MAX_HEAD_BYTES)
-        *whole, last = pieces
-        assert [list(reader.feed(piece)) for piece in whole] == [[] for _ in whole]
+        *complete, last = pieces
+        assert [list(reader.feed(piece)) for piece in complete] == [[] for _ in complete]
         with pytest.raises(InvalidArgumentError, match="bytes"):
             list(reader.feed(last))
 
@@ -603,10 +603,10 @@ def test_memory_grows_with_what_arrives_and_not_with_what_is_promised() -> None:
 def test_a_head_of_empty_values_takes_a_bounded_multiple_of_its_size(empty: bytes) -> None:
     count = (MAX_HEAD_BYTES - 100) // len(empty)
     start = packed([FrameKind.ASK, 1, "Peek", None])[:-1]
-    held = framed(start + b"\xdd" + struct.pack(">I", count) + empty * count)
+    found = framed(start + b"\xdd" + struct.pack(">I", count) + empty * count)
     tracemalloc.start()
     try:
-        assert isinstance(read(held), InvalidArgumentError)
+        assert isinstance(read(found), InvalidArgumentError)
         assert tracemalloc.get_traced_memory()[1] < 160 * MAX_HEAD_BYTES
     finally:
         tracemalloc.stop()

@@ -88,7 +88,7 @@ class AmqpConnection:
         self._misfit: AmqpError | None = None  # one of our frames was too large for the peer
         self._is_reported = False
         self.is_done = False  # the driver must close the socket once everything is written
-        self._now = self._began_at = self._heard_at = self._sent_at = now
+        self._now = self._began_at = self._received_at = self._sent_at = now
         self._closing_at: int | None = None
         self._heartbeat_us = 0  # how often the peer expects a frame; 0: never
         self._handshake: Handshake | None = Handshake(sasl, self._queue, is_client=is_client)
@@ -101,7 +101,7 @@ class AmqpConnection:
         """Process bytes that have arrived; no bytes mean that the peer closed the socket."""
         if not data:
             return self.lose()
-        self._now = self._heard_at = now
+        self._now = self._received_at = now
         if not self.is_done:
             self._reader.feed(data)
             try:
@@ -479,7 +479,7 @@ class AmqpConnection:
     @property
     def _silent_at(self) -> int:
         """When the peer has been silent for too long: twice the announced time, to be lenient."""
-        return self._heard_at + 2 * self.options.idle_timeout_us
+        return self._received_at + 2 * self.options.idle_timeout_us
 
     def tick(self, now: int) -> list[Event]:
         """Send heartbeats, and end the connection of a silent peer."""
@@ -491,7 +491,7 @@ class AmqpConnection:
         elif self.peer is None:
             self._give_up(f"open did not arrive within {AMQP_OPEN_US // SECOND_US} s")
         elif self.options.idle_timeout_us and now >= self._silent_at:
-            self._give_up(f"nothing arrived for {(now - self._heard_at) // SECOND_US} s")
+            self._give_up(f"nothing arrived for {(now - self._received_at) // SECOND_US} s")
         else:
             self._sent_at = now
             if not self.unread_bytes:

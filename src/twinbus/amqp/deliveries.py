@@ -13,9 +13,9 @@ _HALF: Final = 2**31
 Owner = TypeVar("Owner")
 
 
-def distance(number: int, other: int) -> int:
+def distance(number: int, base: int) -> int:
     """Return how far one 32-bit number is ahead of another; negative if it is behind."""
-    return ((number - other + _HALF) & MASK) - _HALF
+    return ((number - base + _HALF) & MASK) - _HALF
 
 
 def unwrapped(number: int, near: int) -> int:

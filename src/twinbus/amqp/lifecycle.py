@@ -14,7 +14,8 @@ It may send both before the other end has answered.
     CLOSED       open            open, close         we must answer, and do so at once
     ENDED        open, close     open, close
 
-A frame of the peer in another state is the peer's error; one of ours is a bug in this package.
+A frame that the state does not allow is the peer's error if the peer sends it, and a bug in this
+package if we send it.
 """
 
 from collections.abc import Mapping

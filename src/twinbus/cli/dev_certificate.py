@@ -54,7 +54,7 @@ def dev_certificate(folder: Path | None, names: tuple[str, ...], force: bool) ->
 
     where = (folder or certificates.default_folder()).absolute()
     found = certificates.DevCertificate(where)
-    if found.is_there and not force:
+    if found.exists and not force:
         raise InvalidOperationError(
             f"{where} already has a certificate, valid until {found.expires_at():%Y-%m-%d}. "
             "Replace it with --force"

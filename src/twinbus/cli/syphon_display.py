@@ -104,8 +104,8 @@ class OncePerChange(logging.Filter):
         """Return whether to print a record; shorten one that repeats another subject's text."""
         subject, _, text = record.getMessage().partition(" ")
         self._last = {
-            other: last
-            for other, last in self._last.items()
+            known: last
+            for known, last in self._last.items()
             if record.created - last[1] < TROUBLE_REPEAT_S
         }
         is_known = text in [last for last, _ in self._last.values()]

@@ -135,6 +135,11 @@ def load_sheet(wanted: str) -> PriceSheet:
     elif wanted.endswith(".toml"):
         try:
             text = Path(wanted).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"price sheet {wanted:.99} is not valid UTF-8 at byte {error.start + 1}. Save it "
+                "as UTF-8"
+            ) from error
         except (OSError, ValueError) as error:
             raise InvalidArgumentError(
                 f"price sheet {wanted:.99} cannot be read: {error}. Check its path and permissions"
@@ -148,7 +153,11 @@ def load_sheet(wanted: str) -> PriceSheet:
         return _sheet(tomllib.loads(text, parse_float=Decimal))
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
-    except (ValueError, ArithmeticError, RecursionError) as error:
+    except ArithmeticError as error:
+        raise InvalidArgumentError(
+            f"price sheet {wanted} has a number that is too large or no number. Correct it"
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(
             f"price sheet {wanted} is not valid TOML: {error}. Correct that line"
         ) from error

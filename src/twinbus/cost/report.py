@@ -265,9 +265,9 @@ class _ReportJob:
     def _once(transfers: DataFrame) -> DataFrame:
         """Return each transfer once: after the kill of a worker, rows may be written twice."""
         keys = ("origin", "queue", "sequence_number")
-        others = [name for name in transfers.columns if name not in (*keys, "moved")]
+        names = [name for name in transfers.columns if name not in (*keys, "moved")]
         return transfers.groupBy(*keys).agg(
-            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in others)
+            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in names)
         )
 
     def _write(self, name: str, table: DataFrame) -> None:

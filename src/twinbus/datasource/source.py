@@ -104,7 +104,7 @@ class TwinbusDataSource(DataSource):
 def register(session: SparkSession) -> None:
     """Register `twinbus` with a session, adapted to its cluster and its settings.
 
-    The processes that plan a read have no session, so what they need of it is in the class. Call
+    The processes that plan a read have no session, so the class has the settings they need. Call
     this again after a change of `spark.sql.python.filterPushdown.enabled`.
     """
     if not hasattr(session, "_jvm"):
@@ -215,7 +215,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         self._left: int | None = None  # rows that an AvailableNow query may still read
         self._limits = (options.max_rows, options.max_bytes)  # of a batch
-        self._report: dict[str, Any] | None = None  # of the last range: its messages, the waiting
+        self._report: dict[str, Any] | None = None  # how far behind the stream is
         self._is_bounded = False
 
     def _kept(self) -> LeaseKeeper:

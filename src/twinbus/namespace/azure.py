@@ -455,10 +455,10 @@ class AzureNamespace(Closable):
         by_link = self._locks.links(command.path, tokens)
         known = {token for found in by_link.values() for token in found}
         ends = [self._renew_on(link, found, job.left_s) for link, found in by_link.items()]
-        others = [token for token in tokens if token not in known]
-        if others:
+        unknown = [token for token in tokens if token not in known]
+        if unknown:
             with self._borrowed(command.path, job.left_s) as link:
-                ends.append(renew(link, others, job.left_s))
+                ends.append(renew(link, unknown, job.left_s))
         until = min(ends)
         self._locks.prolong(tokens, until)
         return until
@@ -533,7 +533,8 @@ class AzureNamespace(Closable):
             if row.is_stale or link.has_failed or is_lost:
                 self._release(lock)
                 raise SessionLockLostError(
-                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}",
+                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}. Accept the "
+                    "session again",
                     session_id=lock.session_id,
                 ) from failure
             raise

@@ -116,15 +116,15 @@ class MessageLocks:
     ) -> tuple[dict[AzureLink, dict[UUID, MessageLock]], list[UUID]]:
         """Remove messages and return them by link; also return the tokens that are unknown."""
         found: dict[AzureLink, dict[UUID, MessageLock]] = {}
-        others = []
+        unknown = []
         with self._lock:
             for token in tokens:
                 lock = self._locks.get(token)
                 if lock is not None and lock.fits(path):
                     found.setdefault(lock.link, {})[token] = self._locks.pop(token)
                 else:
-                    others.append(token)
-        return found, others
+                    unknown.append(token)
+        return found, unknown
 
     def links(self, path: str, tokens: Iterable[UUID]) -> dict[AzureLink, list[UUID]]:
         """Return the open links that delivered messages, with their lock tokens."""
@@ -321,7 +321,7 @@ def settle(
     `borrow` is a context manager that lends a link of the entity for management requests.
     """
     tokens = list(dict.fromkeys(UUID(bytes=token) for token in command.lock_tokens.to_pylist()))
-    found, others = locks.take(command.path, tokens)
+    found, unknown = locks.take(command.path, tokens)
     state = settled_state(command.disposition, command.reason, command.description)
     lost: list[UUID] = []
     for link, messages in found.items():
@@ -330,12 +330,12 @@ def settle(
             lost += [token for token, lock in messages.items() if lock.until_us <= now]
         failed = _settle_on(link, messages, state, timeout_s)
         if failed is None:  # the link has ended
-            others += messages
+            unknown += messages
         else:
             lost += _lost_of(failed, command.path)
-    if others:
+    if unknown:
         with borrow() as link:
-            lost += _update(link, command, others, timeout_s)
+            lost += _update(link, command, unknown, timeout_s)
     if lost:
         raise MessageLockLostError(
             f"{command.path}: {len(lost)} of {len(tokens)} locks were lost; the service delivers "

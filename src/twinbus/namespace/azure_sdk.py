@@ -463,8 +463,8 @@ def open_link(link: ServiceBusSender | ServiceBusReceiver, timeout_s: float) -> 
 def silence_s(link: ServiceBusSender | ServiceBusReceiver) -> float:
     """Return for how long nothing was read from the connection of an open link."""
     connection: Any = getattr(link._handler, "_connection", None)
-    heard_at: float | None = getattr(connection, "_last_frame_received_time", None)
-    return 0.0 if heard_at is None else time.time() - heard_at
+    received_at: float | None = getattr(connection, "_last_frame_received_time", None)
+    return 0.0 if received_at is None else time.time() - received_at
 
 
 def hang_up(link: ServiceBusSender | ServiceBusReceiver) -> None:

@@ -226,7 +226,7 @@ class _ServerLink:
     def is_usable(self) -> bool:
         """Return whether a request may be sent; reads first, because an idle link has no reader."""
         conversation = self._conversation
-        was_idle = _now_us() - conversation.heard_at > IDLE_CHECK_US
+        was_idle = _now_us() - conversation.received_at > IDLE_CHECK_US
         if not was_idle and conversation.ended is None:
             return True
         if was_idle and self._socket is not None and not self._conversation.has_pending:
@@ -454,8 +454,8 @@ class _ServerLink:
         """Write as much as the socket accepts with one call; return the number of bytes."""
         if len(self._unsent) == 1:
             return connected.send(self._unsent[0])
-        some = list(itertools.islice(self._unsent, WRITE_PIECES))
-        return connected.send(b"".join(some)) if self._has_tls else connected.sendmsg(some)
+        pieces = list(itertools.islice(self._unsent, WRITE_PIECES))
+        return connected.send(b"".join(pieces)) if self._has_tls else connected.sendmsg(pieces)
 
     def _note_sent(self, count: int) -> None:
         while count:

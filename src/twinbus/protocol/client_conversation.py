@@ -68,7 +68,7 @@ class ClientConversation:
         self._pending: dict[int, _Pending] = {}
         self._deadlines: list[tuple[int, int]] = []  # (when, request id), a heap
         self._last_number = 0
-        self.heard_at = 0  # when the last bytes of the server arrived
+        self.received_at = 0  # when the last bytes of the server arrived
         self._asked_at = 0  # since when a request has been waiting
         self._pinged_at: int | None = None
         self._send([FrameKind.HELLO, FIRST_WIRE_VERSION, WIRE_VERSION, token, namespace_id])
@@ -133,7 +133,7 @@ class ClientConversation:
             return []
         if not data:
             return self.end(CommunicationError("the server closed the connection; try again"))
-        self.heard_at, self._pinged_at = now, None
+        self.received_at, self._pinged_at = now, None
         outcomes: list[Outcome] = []
         try:
             only = self._reader.single_frame(data)
@@ -194,7 +194,7 @@ class ClientConversation:
             return NEVER_US
         quiet_since = self._pinged_at
         if quiet_since is None:
-            quiet_since = max(self.heard_at, self._asked_at)
+            quiet_since = max(self.received_at, self._asked_at)
         first = self._deadlines[0][0] if self._deadlines else NEVER_US
         return min(first, quiet_since + QUIET_US)
 
@@ -211,7 +211,7 @@ class ClientConversation:
             error = unanswered((now - pending.asked_at) / SECOND_US)
             outcomes.append(Outcome(pending.request, error))
             self.give_up(number)
-            if self.heard_at <= pending.asked_at:  # no bytes arrived since the request
+            if self.received_at <= pending.asked_at:  # no bytes arrived since the request
                 return outcomes + self.end(error)
         return outcomes + self._check_silence(now)
 
@@ -222,7 +222,7 @@ class ClientConversation:
             self._pinged_at = now
             self._send([FrameKind.PING])
             return []
-        return self.end(unanswered((now - max(self.heard_at, self._asked_at)) / SECOND_US))
+        return self.end(unanswered((now - max(self.received_at, self._asked_at)) / SECOND_US))
 
     def end(self, error: MessagingError) -> list[Outcome]:
         """End the conversation: every pending request gets the error."""

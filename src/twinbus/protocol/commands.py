@@ -435,7 +435,8 @@ class SetSessionState(SessionCommand[None]):
         size = len(self.state or b"")
         if size > MAX_SESSION_STATE_BYTES:
             raise InvalidArgumentError(
-                f"the session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}"
+                f"the session state has {size} bytes; the limit is {MAX_SESSION_STATE_BYTES}. "
+                "Store large content elsewhere and keep a reference"
             )
 
 
@@ -516,9 +517,14 @@ class LeaseRange(EntityCommand[RangeLease | None]):
         if (self.first is None) != (self.last is None):
             raise InvalidArgumentError("give both first and last of the range, or neither")
         if self.first is not None and self.last is not None and self.first > self.last:
-            raise InvalidArgumentError(f"the range {self.first} to {self.last} is empty")
+            raise InvalidArgumentError(
+                f"the range {self.first} to {self.last} is empty; first must not be above last"
+            )
         if self.wait and self.first is not None:
-            raise InvalidArgumentError("`wait` is for the next messages, not for a given range")
+            raise InvalidArgumentError(
+                "`wait` is for the next messages, not for a given range; leave out `wait`, or "
+                "`first` and `last`"
+            )
 
 
 @dataclass(frozen=True, slots=True)

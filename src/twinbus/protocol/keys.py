@@ -45,7 +45,8 @@ class SharedAccessKey:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_key_name(self.name):
             raise InvalidArgumentError(
-                f"a key's name must have 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' and '_'"
+                f"the name of a key must have 1 to {MAX_ID_CHARACTERS} letters, digits, '.', '-' "
+                "and '_'. The given name is not shown, because it may be a secret"
             )
         check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):

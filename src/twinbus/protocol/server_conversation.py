@@ -191,7 +191,7 @@ class ServerConversation:
         self._last_number = 0
         self._submitted = 0  # the last number of the reads before this one
         self._dropped: set[int] = set()  # identities of requests withdrawn in their read
-        self._heard_at = self._began_at = self._now = now
+        self._received_at = self._began_at = self._now = now
         self._expired_at: int | None = None  # when the expiry of the token was first noticed
         self._pinged_at: int | None = None
         self._open: dict[int, ServerRequest] = {}  # submitted to the broker, not yet answered
@@ -230,7 +230,7 @@ class ServerConversation:
             return [] if data else self.lose()
         if not data:
             return self.lose()
-        self._heard_at = self._now = now
+        self._received_at = self._now = now
         self._pinged_at = None
         ready: list[Request] = []  # to be submitted to the broker
         events: list[Event] = []
@@ -252,7 +252,7 @@ class ServerConversation:
         """Process bytes that the driver has read into `reader.room`."""
         if self.phase is not _OPEN:
             return []
-        self._heard_at = self._now = now
+        self._received_at = self._now = now
         self._pinged_at = None
         ready: list[Request] = []  # to be submitted to the broker
         events: list[Event] = []
@@ -271,7 +271,7 @@ class ServerConversation:
                     break
         finally:
             if self._dropped:
-                ready[:] = [one for one in ready if id(one) not in self._dropped]
+                ready[:] = [request for request in ready if id(request) not in self._dropped]
                 self._dropped.clear()
 
     def _without_magic(self, data: bytes) -> bytes:
@@ -400,8 +400,8 @@ class ServerConversation:
     @property
     def holds_much(self) -> bool:
         """Whether so many bytes are unread, expected or unanswered that the driver counts them."""
-        held = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
-        return held >= COUNTED_STEP_BYTES
+        size = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
+        return size >= COUNTED_STEP_BYTES
 
     @property
     def has_deferred(self) -> bool:
@@ -658,7 +658,7 @@ class ServerConversation:
         if self.phase is Phase.GREETING:
             return self._began_at + AUTHENTICATION_US
         if self._open or self.reader.filled:
-            since = self._heard_at if self._pinged_at is None else self._pinged_at
+            since = self._received_at if self._pinged_at is None else self._pinged_at
             return since + QUIET_US
         return NEVER_US
 
@@ -676,7 +676,7 @@ class ServerConversation:
             self._pinged_at = now
             self._send([FrameKind.PING])
             return []
-        seconds = (now - self._heard_at) // SECOND_US
+        seconds = (now - self._received_at) // SECOND_US
         return self.end(CommunicationError(f"nothing arrived from the client for {seconds} s"))
 
     def check_admission(self, now: int) -> list[Event]:

@@ -144,7 +144,9 @@ def _pack(head: Sequence[Any]) -> bytes:
     try:
         return _encode(head)
     except (TypeError, ValueError, OverflowError, UnicodeError, RecursionError) as error:
-        raise InvalidArgumentError(f"a value cannot be encoded: {error!s:.200}") from error
+        raise InvalidArgumentError(
+            f"a value cannot be encoded: {error!s:.200}. Use plain values of Python"
+        ) from error
 
 
 class FrameReader:
@@ -520,8 +522,8 @@ def _encode_single(number: int, send: c.Send) -> Buffers | None:
     if type(messages) is not list or len(messages) != 1 or origin is None:
         return None
     message, numbers = messages[0], origin.numbers
-    body, *others = application_values(message)
-    if others[0] is None or others[1:] != _ONLY_AN_ID:
+    body, *values = application_values(message)
+    if values[0] is None or values[1:] != _ONLY_AN_ID:
         return None
     if type(numbers) is not range or origin.also is not None:
         return None
@@ -529,7 +531,7 @@ def _encode_single(number: int, send: c.Send) -> Buffers | None:
     if not size or size + MAX_ID_CHARACTERS > MAX_FRAME_BYTES:
         return None
     plain_origin = [origin.source, numbers.start, len(numbers)]
-    head = [_ASK, number, "Send", send.path, [[size, others[0]]], plain_origin]
+    head = [_ASK, number, "Send", send.path, [[size, values[0]]], plain_origin]
     padding = -size % 8
     return frame(head, (body, bytes(padding)) if padding else (body,), size + padding)
 

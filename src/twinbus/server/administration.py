@@ -360,11 +360,11 @@ class AdministrationApi:
     ) -> Response:
         found = await self._ask(call, c.ListEntities(kind, topic))
         page = self._page(call, found)
-        commands = [c.GetRuntimeProperties(one.path) for one in page]
-        held = await self._ask_all(call, commands)
+        commands = [c.GetRuntimeProperties(description.path) for description in page]
+        runtimes = await self._ask_all(call, commands)
         entries = [
             self._entry(call, description, runtime)
-            for description, runtime in zip(page, held, strict=True)
+            for description, runtime in zip(page, runtimes, strict=True)
             if not isinstance(runtime, MessagingError)  # an error: it has just been deleted
         ]
         return self._feed_page(call, title, entries, len(found))

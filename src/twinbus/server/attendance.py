@@ -1,10 +1,11 @@
 """Who is connected to a door, and how much strangers, keys and addresses may have of it.
 
 A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
-of the two groups has a maximum. Beyond it a member is closed whose address (of strangers) or key
-(of readers) has the most of them, and readers whose key does not manage the namespace are closed
-first. Clients are refused beyond the maximum of the door, the share of their key, and the share of
-their address; a part of the connections is reserved for keys that manage the namespace.
+of the two groups has a maximum. Beyond it the door closes a connection of the address (strangers)
+or of the key (readers) that has the most connections. Readers whose key does not manage the
+namespace are closed first. Clients are refused beyond the maximum of the door, the share of their
+key, and the share of their address; a part of the connections is reserved for keys that manage the
+namespace.
 
 The bytes that clients make the server keep are counted by key as well. A connection asks for room
 before it submits a request with a large reply. A connection without room is crowded: it is flushed
@@ -75,7 +76,10 @@ class ByteShares:
         self.total += change
 
     def has_room(self, admission: Admission, noted: int, used: int, more: int) -> bool:
-        """Return whether a connection that uses some bytes, as noted or not, may use more."""
+        """Return whether a connection may use more bytes.
+
+        `used` is what it uses now, and `noted` is the part of it that was counted already.
+        """
         of_key = self.by_key[admission.id] - noted + used
         if not of_key:
             return True
@@ -129,11 +133,14 @@ class Attendance:
     def _note_stranger(self, stranger: object, visitor: Visitor) -> None:
         self.strangers[stranger] = visitor
         if len(self.strangers) > MAX_STRANGERS:
-            names = ((one, visitor.address) for one, visitor in self.strangers.items())
+            names = ((stranger, visitor.address) for stranger, visitor in self.strangers.items())
             self._close(self.strangers, names, "too many connections have shown no token")
 
     def note_stranger_bytes(self, stranger: ClientConnection, size: int) -> None:
-        """Record the bytes of a stranger's unfinished frames; too many close the oldest of them."""
+        """Record the bytes of a stranger's unfinished frames.
+
+        While all strangers have too many, the stranger whose bytes grew longest ago is closed.
+        """
         self.stranger_bytes += size - self._bytes_of.pop(stranger, 0)
         if size:
             self._bytes_of[stranger] = size
@@ -151,17 +158,19 @@ class Attendance:
         self.readers[reader] = replace(visitor, admission=admission)
         if len(self.readers) > MAX_READERS:
             readers = self.readers.items()
-            others = [(one, visitor.key) for one, visitor in readers if not visitor.is_manager]
-            names = others or [(one, visitor.key) for one, visitor in readers]
+            ordinary = [
+                (reader, visitor.key) for reader, visitor in readers if not visitor.is_manager
+            ]
+            names = ordinary or [(reader, visitor.key) for reader, visitor in readers]
             self._close(self.readers, names, "too many connections over HTTP")
 
     def _close(
         self, visitors: dict[object, Visitor], names: Iterable[tuple[object, str]], reason: str
     ) -> None:
-        """Close the oldest of those who share the most frequent name."""
+        """Close the oldest visitor among those with the most frequent name."""
         by_name: dict[str, list[object]] = {}
-        for one, name in names:
-            by_name.setdefault(name, []).append(one)
+        for visitor, name in names:
+            by_name.setdefault(name, []).append(visitor)
         crowd = max(by_name.values(), key=len)
         visitors.pop(crowd[0]).close()
         self._on_refused(reason)

@@ -51,20 +51,20 @@ class DevCertificate:
         return self.folder / "key.pem"
 
     @property
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Whether all files exist."""
         return all(path.is_file() for path in (self.ca, self.certificate, self.key))
 
     def expires_at(self) -> datetime:
         """Return when the certificate expires."""
         try:
-            held = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+            certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
         except (OSError, ValueError) as error:
             raise InvalidArgumentError(
                 f"{self.certificate} cannot be read as a certificate: {error}. Make a new one with "
                 "`twinbus dev-certificate --force`"
             ) from error
-        return held.not_valid_after_utc
+        return certificate.not_valid_after_utc
 
 
 def default_folder() -> Path:
@@ -81,7 +81,7 @@ def folder_of(wanted: str) -> Path:
 def ready_certificate(folder: Path, now: datetime) -> DevCertificate:
     """Return the certificate in a folder, creating it if missing; refuse an expired one."""
     found = DevCertificate(folder)
-    if not found.is_there:
+    if not found.exists:
         return make_certificate(folder, LOCAL_NAMES, now)
     if found.expires_at() <= now:
         raise InvalidArgumentError(
@@ -144,14 +144,16 @@ def _alternative(name: str) -> x509.GeneralName:
     try:
         return x509.DNSName(name)
     except ValueError as error:
-        raise InvalidArgumentError(f"{name!r:.80} is not a host name: {error}") from None
+        raise InvalidArgumentError(
+            f"{name!r:.80} is not a host name: {error} Give a host name in ASCII, or an IP address"
+        ) from None
 
 
 def _permitted(alternatives: Sequence[x509.GeneralName]) -> list[x509.GeneralName]:
     """Return the names that the authority may sign for."""
     return [
-        x509.IPAddress(ip_network(one.value)) if isinstance(one, x509.IPAddress) else one
-        for one in alternatives
+        x509.IPAddress(ip_network(name.value)) if isinstance(name, x509.IPAddress) else name
+        for name in alternatives
     ]
 
 

@@ -201,7 +201,7 @@ def text_of(path: Path) -> str:
             f"the file cannot be read: {error.strerror}. Check its path and permissions"
         ) from error
     if len(content) > MAX_CONFIG_BYTES:
-        raise InvalidArgumentError(f"the file has more than {MAX_CONFIG_BYTES} bytes")
+        raise InvalidArgumentError(f"the file has more than {MAX_CONFIG_BYTES} bytes; shorten it")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -185,7 +185,11 @@ class Door(Closable):
 
     def _tick(self) -> None:
         """Check connections for timeouts and expired tokens."""
-        strangers = [one for one in self.attendance.strangers if isinstance(one, ClientConnection)]
+        strangers = [
+            stranger
+            for stranger in self.attendance.strangers
+            if isinstance(stranger, ClientConnection)
+        ]
         for connection in [*self.attendance.clients, *strangers]:
             self.isolated(connection, connection.tick)
 
@@ -360,12 +364,12 @@ class Door(Closable):
     def limit_connections(self, wanted: int) -> None:
         """Set the maximum of connections, as far as the process may open files for them.
 
-        The others must fit as well: strangers, readers, the log and the ledgers.
+        The files of strangers, readers, the log and the ledgers must fit as well.
         """
-        others = MAX_STRANGERS + MAX_READERS
-        files = _raise_descriptor_limit(wanted + others + RESERVED_DESCRIPTORS)
+        visitors = MAX_STRANGERS + MAX_READERS
+        files = _raise_descriptor_limit(wanted + visitors + RESERVED_DESCRIPTORS)
         self._most_descriptors = files - RESERVED_DESCRIPTORS
-        possible = max(self._most_descriptors - others, 1)
+        possible = max(self._most_descriptors - visitors, 1)
         self.attendance.max_connections = min(wanted, possible)
         if wanted > possible:
             _log.warning(
@@ -374,7 +378,7 @@ class Door(Closable):
                 wanted,
                 files,
                 possible,
-                wanted + others + RESERVED_DESCRIPTORS,
+                wanted + visitors + RESERVED_DESCRIPTORS,
                 extra=facts(
                     event="few_descriptors", wanted=wanted, admitted=possible, open_files=files
                 ),
@@ -484,13 +488,13 @@ class Door(Closable):
         """
         self.is_stopping = True
         transports = self.attendance.transports()
-        transports += [one.transport for one in self.attendance.clients]
+        transports += [client.transport for client in self.attendance.clients]
         sockets: list[Any] = [*self._listeners, *filter(None, self._arriving.values())]
         sockets += [transport.get_extra_info("socket") for transport in transports]
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for one in sockets:
-            if one is not None and one.fileno() >= 0:
-                os.dup2(nothing, one.fileno(), inheritable=False)
+        for endpoint in sockets:
+            if endpoint is not None and endpoint.fileno() >= 0:
+                os.dup2(nothing, endpoint.fileno(), inheritable=False)
         os.close(nothing)
 
 

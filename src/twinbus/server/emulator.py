@@ -65,7 +65,7 @@ def read_emulator_config(path: Path) -> list[EmulatedNamespace]:
         raise InvalidArgumentError(
             f"{path} is not a JSON file: {error}. Correct that line"
         ) from error
-    names = [one.name.lower() for one in found]
+    names = [namespace.name.lower() for namespace in found]
     if not found or len(set(names)) < len(names):
         raise InvalidArgumentError(
             f"{path}: UserConfig.Namespaces must have at least one namespace, and no name twice"

@@ -182,8 +182,8 @@ def _tls(settings: ServerSettings) -> ssl.SSLContext | None:
             raise InvalidArgumentError("give --tls, or --tls-certificate and --tls-key, not both")
         from twinbus.server.certificates import ready_certificate  # noqa: PLC0415 - takes 50 ms
 
-        held = ready_certificate(settings.tls_folder, datetime.now(UTC))
-        certificate, key = held.certificate, held.key
+        found = ready_certificate(settings.tls_folder, datetime.now(UTC))
+        certificate, key = found.certificate, found.key
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

@@ -152,8 +152,8 @@ def _bytes_without_ledger(namespace: EmbeddedNamespace) -> int:
     return total if _is_inside(spill, directory) else total + tree_bytes(spill)
 
 
-def _is_inside(folder: Path, other: Path) -> bool:
-    return folder.absolute().is_relative_to(other.absolute())
+def _is_inside(folder: Path, parent: Path) -> bool:
+    return folder.absolute().is_relative_to(parent.absolute())
 
 
 def _health(vitals: Vitals) -> tuple[bool, dict[str, Any]]:

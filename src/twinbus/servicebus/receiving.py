@@ -198,7 +198,9 @@ class Receiving:
                 self._settle(messages, Disposition.RELEASE)
         if not self._is_ended:
             pairs = zip(messages, contents, strict=True)
-            self._deleted.extend(content for one, content in pairs if one.lock_token not in lost)
+            self._deleted.extend(
+                content for message, content in pairs if message.lock_token not in lost
+            )
             self.pump()
 
     def _is_unread(self) -> bool:

@@ -54,17 +54,17 @@ class BorrowedSession:
     """A borrowed session; a context manager gives it back, or abandons it after Ctrl-C."""
 
     _lock = threading.Lock()
-    _ours: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
+    _own: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
     _borrowers = 0
 
     def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
         cls = BorrowedSession
         with cls._lock:
-            self._is_ours = cls._ours is not None or not _is_running()
-            if not self._is_ours:
+            self._is_own = cls._own is not None or not _is_running()
+            if not self._is_own:
                 self.session = _session_class().builder.getOrCreate()
                 return
-            if cls._ours is None:
+            if cls._own is None:
                 folder = tempfile.TemporaryDirectory(
                     prefix="twinbus-spark-", ignore_cleanup_errors=True
                 )
@@ -73,8 +73,8 @@ class BorrowedSession:
                 except BaseException:
                     folder.cleanup()
                     raise
-                cls._ours = session, folder
-            self.session = cls._ours[0]
+                cls._own = session, folder
+            self.session = cls._own[0]
             cls._borrowers += 1
 
     def __enter__(self) -> Self:
@@ -87,9 +87,9 @@ class BorrowedSession:
             self.give_back()
 
     @property
-    def is_ours(self) -> bool:
+    def is_own(self) -> bool:
         """Whether we started the session, so that we may restart it."""
-        return self._is_ours
+        return self._is_own
 
     def check(self) -> None:
         """Raise an error if Spark has stopped."""
@@ -109,14 +109,14 @@ class BorrowedSession:
     def _let_go(self, end: "Callable[[SparkSession], None]", *, for_all: bool) -> None:
         cls = BorrowedSession
         with cls._lock:
-            is_ours, self._is_ours = self._is_ours, False
-            if not is_ours or cls._ours is None or cls._ours[0] is not self.session:
+            is_own, self._is_own = self._is_own, False
+            if not is_own or cls._own is None or cls._own[0] is not self.session:
                 return  # not ours, or another borrower has abandoned it
             cls._borrowers = 0 if for_all else cls._borrowers - 1
             if cls._borrowers:
                 return
-            session, folder = cls._ours
-            cls._ours = None
+            session, folder = cls._own
+            cls._own = None
         with suppress(Exception):  # Spark may have stopped
             end(session)
         folder.cleanup()

@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from twinbus.limits import CROWDED_RANGES, HELD_RANGES, MAX_LEASE_MESSAGES
+from twinbus.limits import CROWDED_RANGES, MAX_LEASE_MESSAGES, MAX_LEASED_RANGES
 from twinbus.protocol.commands import RangeLease
 from twinbus.syphon.carrier import Carried, Range, Trial, canonical
 from twinbus.syphon.destinations import Destinations, Trouble
@@ -37,7 +37,7 @@ class Task:
 
     queue: str
     ranges: tuple[Range, ...]
-    held_back: tuple[str, ...] = ()  # destinations to skip
+    skipped: tuple[str, ...] = ()  # destinations to skip
     on_trial: Mapping[str, Trial] = field(default_factory=dict)  # by destination
     load: TaskLoad | None = None  # None: not known before the worker has received the messages
 
@@ -45,15 +45,15 @@ class Task:
         """Return the task in the form that Spark's offsets and the desk store."""
         ranges = [list(astuple(leased)) for leased in self.ranges]
         load = astuple(self.load) if self.load is not None else None
-        return [self.queue, ranges, list(self.held_back), dict(self.on_trial), load]
+        return [self.queue, ranges, list(self.skipped), dict(self.on_trial), load]
 
     @classmethod
     def from_json(cls, value: list[Any]) -> "Task":
         """Return a task from its stored form."""
-        queue, ranges, held_back, on_trial, load = value
+        queue, ranges, skipped, on_trial, load = value
         of_task = tuple(Range(*fields) for fields in ranges)
         trials = {name: Trial(*trial) for name, trial in on_trial.items()}
-        return cls(queue, of_task, tuple(held_back), trials, load and TaskLoad(*load))
+        return cls(queue, of_task, tuple(skipped), trials, load and TaskLoad(*load))
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Book:
 
     def has_room(self, queue: str) -> bool:
         """Whether the syphon may lease another range of a queue."""
-        return len(self._queues[queue].ranges) < HELD_RANGES
+        return len(self._queues[queue].ranges) < MAX_LEASED_RANGES
 
     def meet(self, rival: str | None, now: int) -> None:
         """Record another syphon: the owner of a lease that delayed one of ours."""
@@ -161,13 +161,13 @@ class Book:
         tasks = []
         for path, queue in self._queues.items():
             tried_here = self._tried_here(queue, on_trial)
-            held_back = tuple(sorted(waiting | (on_trial - tried_here)))
+            skipped = tuple(sorted(waiting | (on_trial - tried_here)))
             epochs = _trial_epochs(queue.ranges, tried_here)
             trials = {
                 name: Trial(epoch, self._destinations.failures(name))
                 for name, epoch in epochs.items()
             }
-            ready = list(_ready(queue.ranges, set(held_back), epochs, now))
+            ready = list(_ready(queue.ranges, set(skipped), epochs, now))
             chosen = [leased for leased in ready if leased.is_fresh or not fresh_only]
             if chosen:
                 on_trial -= tried_here
@@ -175,7 +175,7 @@ class Book:
                 left = queue.left - sum(leased.left for leased in chosen)
                 for part in [[single] for single in chosen] if split else [chosen]:
                     ranges = tuple(leased.range for leased in part)
-                    tasks.append(Task(path, ranges, held_back, trials, _load(part, left)))
+                    tasks.append(Task(path, ranges, skipped, trials, _load(part, left)))
                     left = 0  # counted in one task of the queue
         return tasks
 
@@ -339,7 +339,7 @@ def _trial_epochs(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[st
 
 
 def _ready(
-    ranges: Iterable[_LeasedRange], held_back: set[str], epochs: Mapping[str, int], now: int
+    ranges: Iterable[_LeasedRange], skipped: set[str], epochs: Mapping[str, int], now: int
 ) -> Iterator[_LeasedRange]:
     """Yield the ranges of a queue with messages that may be sent now, in order.
 
@@ -349,6 +349,6 @@ def _ready(
     for leased in ranges:
         if leased.retry_at > now:
             return
-        flowing = set(leased.kept) - held_back - set(epochs)
+        flowing = set(leased.kept) - skipped - set(epochs)
         if not leased.kept or flowing or leased.range.epoch in epochs.values():
             yield leased

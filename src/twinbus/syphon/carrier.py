@@ -293,16 +293,16 @@ class Carrier:
         self,
         queue: str,
         ranges: Sequence[Range],
-        held_back: Iterable[str] = (),
+        skipped: Iterable[str] = (),
         on_trial: Mapping[str, Trial] = NO_TRIALS,
     ) -> list[Carried]:
         """Carry ranges of a queue, in order.
 
-        Destinations in `held_back` are skipped. Destinations in `on_trial` are skipped in every
+        Destinations in `skipped` are skipped. Destinations in `on_trial` are skipped in every
         range but the one with the given epoch. A range behind one that could not be read is not
         carried, because it would overtake that one.
         """
-        blocked = set(held_back)
+        blocked = set(skipped)
         done: list[Carried] = []
         for leased in ranges:
             if done and done[-1].unread is not None:
@@ -538,13 +538,13 @@ def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
     at = pa.array(rows)
     batch = found.batch if is_all else found.batch.take(at)
     senders, sent_as = found.senders.take(at), found.numbers.take(at)
-    whole = Run(batch, numbers[rows], None, sent_as)
+    everything = Run(batch, numbers[rows], None, sent_as)
     if senders.null_count == len(senders):
-        yield whole
+        yield everything
         return
     groups = rows_by_sender(_codes(senders), _codes(batch.column("session_id")))
     for group in groups:
-        run = whole if len(groups) == 1 else whole.take(group)
+        run = everything if len(groups) == 1 else everything.take(group)
         yield Run(run.batch, run.numbers, senders[group[0]].as_py(), run.sent_as)
 
 

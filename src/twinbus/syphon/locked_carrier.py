@@ -32,7 +32,7 @@ from twinbus.limits import (
     CARRIED_BYTES,
     CARRY_TIMEOUT,
     MAX_REASON_CHARACTERS,
-    MAX_VISIT_HELD,
+    MAX_VISIT_LOCKED,
     PING_CONTENT_TYPE,
     SECOND_US,
     SETTLE_TIMEOUT_S,
@@ -89,15 +89,15 @@ class LockedCarrier:
         self,
         queue: str,
         ranges: Sequence[Range],
-        held_back: Iterable[str] = (),
-        on_trial: Mapping[str, Trial] = NO_TRIALS,  # noqa: ARG002 - `held_back` covers them here
+        skipped: Iterable[str] = (),
+        on_trial: Mapping[str, Trial] = NO_TRIALS,  # noqa: ARG002 - `skipped` covers them here
     ) -> list[Carried]:
         """Visit a queue; the single range has its origin, and how long its locks last."""
         (visited,) = ranges
         assert visited.is_locked
         if self.is_repeated:
             return [Carried(queue, visited, is_settled=True, unread=INTERRUPTED)]
-        visit = _LockedVisit(self._carrier, self._secondary, queue, visited, set(held_back))
+        visit = _LockedVisit(self._carrier, self._secondary, queue, visited, set(skipped))
         visit.run(self._max_messages)
         return [visit.carried]
 
@@ -136,7 +136,7 @@ class _LockedVisit:
                     break
                 self._received += batch.num_rows
                 is_over = self._received >= max_messages or time.monotonic() > deadline
-                if not is_over and sum(map(len, self._locked)) < MAX_VISIT_HELD:
+                if not is_over and sum(map(len, self._locked)) < MAX_VISIT_LOCKED:
                     pending = self._receive()
                 self._deliver(batch)
         except MessagingError as error:

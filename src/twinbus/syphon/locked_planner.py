@@ -178,7 +178,7 @@ class LockedPlanner:
             Task(
                 visit.queue,
                 (Range.under_lock(origins[visit.queue], self._lock_us(visit.queue)),),
-                visit.held_back,
+                visit.skipped,
             )
             for visit in visits
             for _ in range(self._visitors)
@@ -240,7 +240,7 @@ class LockedPlanner:
         self._wakeup.send()
 
     def _note_unreadable(self, path: str, why: object) -> None:
-        """Add a note that a queue cannot be read, unless there is one since it last could."""
+        """Add a note that a queue cannot be read, once until it can be read again."""
         with self._lock:
             if path in self._unreadable:
                 return

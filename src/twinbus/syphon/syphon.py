@@ -333,7 +333,7 @@ class Syphon(Closable):
         they expire.
         """
         assert self._spark is not None
-        if self._once or not self._spark.is_ours:
+        if self._once or not self._spark.is_own:
             return False
         while True:
             with suppress(OSError):

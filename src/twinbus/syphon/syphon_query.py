@@ -66,7 +66,7 @@ _RANGES = pa.schema(
         ("epoch", pa.int64()),
         ("first", pa.int64()),
         ("last", pa.int64()),
-        ("held_back", pa.list_(pa.string())),
+        ("skipped", pa.list_(pa.string())),
         ("origin", pa.string()),
         ("lock_us", pa.int64()),
         ("on_trial", pa.map_(pa.string(), pa.list_(pa.int64()))),
@@ -80,7 +80,7 @@ _RANGES = pa.schema(
 _FOLDERS = ("ledger", "spool")
 REPORTED = ("moved", "dead_lettered", "waiting", "oldest_age_s", "rate", "sends", "batches")
 RANGES_DDL = (
-    "queue string, epoch bigint, first bigint, last bigint, held_back array<string>, "
+    "queue string, epoch bigint, first bigint, last bigint, skipped array<string>, "
     "origin string, lock_us bigint, on_trial map<string, array<bigint>>, messages bigint, "
     "bytes bigint, waiting bigint, oldest timestamp"
 )
@@ -268,7 +268,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "epoch": leased.epoch,
                 "first": leased.first,
                 "last": leased.last,
-                "held_back": list(task.held_back),
+                "skipped": list(task.skipped),
                 "origin": leased.origin,
                 "lock_us": leased.lock_us,
                 "on_trial": list(task.on_trial.items()),
@@ -327,7 +327,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
                 ]
                 task = rows[0]  # all rows are of one task
                 trials = {name: Trial(*trial) for name, trial in task["on_trial"]}
-                carried += carrier.carry(task["queue"], ranges, task["held_back"], trials)
+                carried += carrier.carry(task["queue"], ranges, task["skipped"], trials)
         ClientLedger.write_all()  # Spark kills its workers without notice
         return CarriedMessage(carried, carrier.transfers.take())
 

@@ -118,8 +118,8 @@ class TransformDataSource(SyphonDataSource):
         missing = sorted(set(_PLACE.names) - set(schema.names))
         if missing:
             raise InvalidArgumentError(
-                f"the transform dropped {', '.join(missing)}, which identify the message of a row. "
-                "Keep these columns, for example with df.withColumn"
+                f"the transform dropped {', '.join(missing)}, so the syphon cannot identify the "
+                "message of a row. Keep all columns of the input, for example with df.withColumn"
             )
         return RowWriter(SyphonOptions.of(self.options))
 
@@ -135,7 +135,7 @@ class RowReader(RangeReader):
         for leased in task.ranges:
             passed = Trials.of(task.on_trial, leased.epoch).passed
             for batch in carrier.pieces(task.queue, leased):
-                rows = _rows(batch, task.queue, leased, {*task.held_back, *passed})
+                rows = _rows(batch, task.queue, leased, {*task.skipped, *passed})
                 if rows.num_rows:
                     yield rows
 
@@ -160,8 +160,8 @@ def _rows(batch: pa.RecordBatch, queue: str, leased: Range, blocked: set[str]) -
     rows = pa.RecordBatch.from_arrays(
         [*messages.columns, *place.columns], schema=pa.schema([*messages.schema, *_PLACE])
     )
-    held_back = pa.array(sorted(blocked), pa.string())
-    can_go = pc.invert(pc.is_in(pc.utf8_lower(found.paths), value_set=held_back))
+    skipped = pa.array(sorted(blocked), pa.string())
+    can_go = pc.invert(pc.is_in(pc.utf8_lower(found.paths), value_set=skipped))
     mask = can_go.to_numpy(zero_copy_only=False).astype(bool)
     mask[list(found.faults)] = False
     return rows if mask.all() else rows.filter(pa.array(mask))
@@ -236,7 +236,7 @@ class RowWriter(RangeWriter):
         carried = Carried(task.queue, leased)
         for outcome in outcomes:
             carried.merge(outcome)
-        passed_over = {*task.held_back, *task.on_trial}
+        passed_over = {*task.skipped, *task.on_trial}
         try:
             self._settle_part(carried, release=False)
             carrier = self._options.carrier(on_driver=True)

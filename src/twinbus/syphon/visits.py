@@ -48,7 +48,7 @@ class Visit:
     """A queue to visit, and the destinations to skip there."""
 
     queue: str
-    held_back: tuple[str, ...]
+    skipped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +129,10 @@ class Visits:
             queue.state = VisitState.VISITED
             kept_somewhere = {name for known in self._queues.values() for name in known.kept}
             tried_here = {n for n in on_trial if n in queue.kept or n not in kept_somewhere}
-            held_back = waiting | (on_trial - tried_here)
+            skipped = waiting | (on_trial - tried_here)
             on_trial -= tried_here
             waiting |= tried_here  # only this queue tries them
-            visits.append(Visit(path, tuple(sorted(held_back))))
+            visits.append(Visit(path, tuple(sorted(skipped))))
         return visits
 
     def absorb(self, outcomes: Iterable[Carried], now: int) -> VisitsLearned:

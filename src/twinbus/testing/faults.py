@@ -170,9 +170,9 @@ def error_of_fault(fault: Injectable, scope: str) -> MessagingError:
     if isinstance(fault, MessagingError):
         return fault
     if fault is Fault.UNAVAILABLE:
-        return MessagingError("the entity is unavailable")
+        return MessagingError("the entity is unavailable (injected fault)")
     if fault is Fault.TRANSIENT:
-        return TransientError("a transient failure; try again")
+        return TransientError("a transient failure (injected fault); try again")
     if fault is Fault.SERVER_BUSY:
         return ServerBusyError(
             f"{scope or 'the namespace'} is busy; wait {SERVER_BUSY_RETRY_S} s",

@@ -234,13 +234,13 @@ class PowerCutStorage(DiskStorage):
         """Write all bytes, or a part of them if there is a fault."""
         if self._power.is_out:
             return
-        whole = b"".join(buffers)
+        content = b"".join(buffers)
         with self._power.operation():
             trouble = self._trouble(descriptor)
             if trouble:
-                whole = whole[: int(self._power.random.random() * len(whole))]
-            super().write(descriptor, offset, [memoryview(whole)] if whole else [])
-            self._opened[descriptor].write(offset, whole)
+                content = content[: int(self._power.random.random() * len(content))]
+            super().write(descriptor, offset, [memoryview(content)] if content else [])
+            self._opened[descriptor].write(offset, content)
             if trouble:
                 raise OSError(trouble, os.strerror(trouble))
 

@@ -48,16 +48,16 @@ class FaultyStorage(DiskStorage):
         """Write all bytes, or as many as the fault permits."""
         if self.full and descriptor not in self._reserved:
             # A real disk writes the part that fits: write one half.
-            whole = b"".join(buffers)
-            super().write(descriptor, offset, [memoryview(whole[: len(whole) // 2])])
+            content = b"".join(buffers)
+            super().write(descriptor, offset, [memoryview(content[: len(content) // 2])])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._tear_in is not None:
-            whole = b"".join(buffers)
-            if len(whole) > self._tear_in:
-                super().write(descriptor, offset, [memoryview(whole[: self._tear_in])])
+            content = b"".join(buffers)
+            if len(content) > self._tear_in:
+                super().write(descriptor, offset, [memoryview(content[: self._tear_in])])
                 self._tear_in = 0
                 raise PowerFailure
-            self._tear_in -= len(whole)
+            self._tear_in -= len(content)
         super().write(descriptor, offset, buffers)
 
     def sync(self, descriptor: int) -> None:

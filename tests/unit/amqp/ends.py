@@ -105,23 +105,25 @@ class Watch:
             self.peer_frame_bytes = received.max_frame_size
         elif isinstance(received, BeginFrame):
             self.offered_windows[channel] = received.incoming_window
-            ours = received.remote_channel
-            if ours is not None:
-                self.channels[channel] = ours
-                self.windows[ours] = (self.sent_ids[ours] + received.incoming_window) % 2**32
+            own_channel = received.remote_channel
+            if own_channel is not None:
+                self.channels[channel] = own_channel
+                self.windows[own_channel] = (
+                    self.sent_ids[own_channel] + received.incoming_window
+                ) % 2**32
         elif isinstance(received, AttachFrame):
             self.peer_names[channel, received.handle] = received.name
         elif isinstance(received, FlowFrame):
-            ours = self.channels[channel]
+            own_channel = self.channels[channel]
             seen = received.next_incoming_id
             if seen is not None:
-                self.windows[ours] = (seen + received.incoming_window) % 2**32
+                self.windows[own_channel] = (seen + received.incoming_window) % 2**32
             name = self.peer_names.get(
                 (channel, -1 if received.handle is None else received.handle)
             )
             if name is not None and received.link_credit is not None:
                 counted = received.delivery_count or 0
-                self.limits[ours, name] = (counted + received.link_credit) % 2**32
+                self.limits[own_channel, name] = (counted + received.link_credit) % 2**32
 
 
 @dataclass
@@ -177,7 +179,7 @@ class Pair:
         """Put on the wire what the ends want to write; return whether it was something."""
         return self._write(self.client, self.server) | self._write(self.server, self.client)
 
-    def _write(self, end: End, other: End) -> bool:
+    def _write(self, end: End, second: End) -> bool:
         data = b"".join(end.connection.take_outgoing(self.now))
         assert not end.connection.has_outgoing
         rest = data
@@ -185,7 +187,7 @@ class Pair:
             rest = data[8:]
         for channel, sent, payload in frames_of(rest):
             end.watch.sends(channel, sent, len(sent.encode()) + len(payload) + 8)
-        other.to_read += data
+        second.to_read += data
         return bool(data)
 
     def read(self, end: End) -> bool:
@@ -238,18 +240,18 @@ def linked_sender(pair: Pair, **options: Any) -> tuple[SenderLink, ReceiverLink]
     """Attach a link that the client sends on; return both ends of it."""
     link = pair.begin().attach_sender("to-orders", sender_options(**options))
     pair.run()
-    other = pair.server.of(AttachRequested)[-1].link
-    assert isinstance(other, ReceiverLink)
-    return link, other
+    second = pair.server.of(AttachRequested)[-1].link
+    assert isinstance(second, ReceiverLink)
+    return link, second
 
 
 def linked_receiver(pair: Pair, **options: Any) -> tuple[ReceiverLink, SenderLink]:
     """Attach a link that the client receives on; return both ends of it."""
     link = pair.begin().attach_receiver("from-orders", receiver_options(**options))
     pair.run()
-    other = pair.server.of(AttachRequested)[-1].link
-    assert isinstance(other, SenderLink)
-    return link, other
+    second = pair.server.of(AttachRequested)[-1].link
+    assert isinstance(second, SenderLink)
+    return link, second
 
 
 class RawPeer:
@@ -273,8 +275,8 @@ class RawPeer:
 
     def send(self, *sent: Composite, channel: int = 0, payload: bytes = b"") -> None:
         """Send frames."""
-        for one in sent:
-            self.send_bytes(frame(channel, one.encode() + payload))
+        for message in sent:
+            self.send_bytes(frame(channel, message.encode() + payload))
 
     def answers(self) -> list[Composite]:
         """Return the performatives that came back, but for the header."""

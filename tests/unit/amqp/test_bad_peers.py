@@ -74,7 +74,7 @@ def raw(body: bytes, channel: int = 0) -> bytes:
 
 
 def of(*composites: Composite, channel: int = 0) -> bytes:
-    return b"".join(frame(channel, one.encode()) for one in composites)
+    return b"".join(frame(channel, composite.encode()) for composite in composites)
 
 
 NESTED = b"\x45"

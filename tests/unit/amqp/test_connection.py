@@ -57,10 +57,10 @@ def test_both_ends_hear_who_the_other_is() -> None:
         client={"offered_capabilities": ("a", "b"), "idle_timeout_us": 30 * SECOND_US},
     )
     pair.run()
-    there = pair.server.take(Opened).peer
-    assert (there.container_id, there.hostname) == ("client", "here")
-    assert there.offered_capabilities == ("a", "b")
-    assert there.idle_time_out == 30_000
+    peer = pair.server.take(Opened).peer
+    assert (peer.container_id, peer.hostname) == ("client", "here")
+    assert peer.offered_capabilities == ("a", "b")
+    assert peer.idle_time_out == 30_000
     here = pair.client.take(Opened).peer
     assert (here.container_id, here.max_frame_size) == ("server", 4096)
     assert here.properties == {"product": "twinbus"}
@@ -70,8 +70,8 @@ def test_both_ends_hear_who_the_other_is() -> None:
 def test_open_begin_and_attach_may_come_at_once_or_in_pieces(pieces: int) -> None:
     peer = RawPeer()
     data = b"".join(
-        frame(channel, one.encode())
-        for channel, one in ((0, OPEN), (5, BEGIN), (5, attach("a")), (5, attach("b", handle=3)))
+        frame(channel, item.encode())
+        for channel, item in ((0, OPEN), (5, BEGIN), (5, attach("a")), (5, attach("b", handle=3)))
     )
     step = pieces or len(data)
     for at in range(0, len(data), step):
@@ -98,11 +98,11 @@ def test_either_end_closes_and_both_hear_why(closes: str) -> None:
     pair.client.events.clear()
     pair.server.events.clear()
     ends.pop(closes)
-    (other,) = ends.values()
+    (second,) = ends.values()
     mine = pair.client if closes == "client" else pair.server
     mine.connection.close(0, WHY)
     pair.run()
-    for end in (mine, other):
+    for end in (mine, second):
         assert [type(event) for event in end.events] == [
             LinkDetached,
             SessionEnded,
@@ -110,7 +110,7 @@ def test_either_end_closes_and_both_hear_why(closes: str) -> None:
         ]
         assert end.connection.is_done
         assert end.connection.next_event == NEVER_US
-    assert other.take(ConnectionClosed) == ConnectionClosed(WHY, is_peers=True)
+    assert second.take(ConnectionClosed) == ConnectionClosed(WHY, is_peers=True)
     assert mine.take(ConnectionClosed) == ConnectionClosed(None, is_peers=False)
 
 
@@ -301,11 +301,11 @@ def test_an_answer_that_does_not_fit_a_frame_of_the_peer_ends_the_connection() -
 
 def test_no_frame_is_larger_than_our_own_bound() -> None:
     pair = Pair(client={"max_frame_bytes": 2**32 - 1})
-    link, other = linked_receiver(pair, max_message_bytes=0)
+    link, second = linked_receiver(pair, max_message_bytes=0)
     link.grant(1)
     pair.run()
     assert pair.server.connection.peer_frame_bytes == AMQP_WRITTEN_FRAME_BYTES
-    other.send(bytes(3 * AMQP_WRITTEN_FRAME_BYTES))
+    second.send(bytes(3 * AMQP_WRITTEN_FRAME_BYTES))
     pair.run()
     assert pair.server.watch.transfers == 4
 

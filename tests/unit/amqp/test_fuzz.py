@@ -145,8 +145,8 @@ def mutated(generator: random.Random, pieces: list[bytes]) -> list[bytes]:
         elif how == 4:
             changed[at:at] = generator.randbytes(size)
         else:
-            other = generator.randrange(len(changed) or 1)
-            changed[at : at + size] = changed[other : other + size]
+            second = generator.randrange(len(changed) or 1)
+            changed[at : at + size] = changed[second : second + size]
     return [*pieces[:index], bytes(changed), *pieces[index + 1 :]]
 
 
@@ -260,12 +260,12 @@ def test_mutated_handshakes_end_properly(seed: int) -> None:
         )
         closed: list[Event] = []
         for _ in range(4):
-            for one, other in ((client, server), (server, client)):
-                data = bytearray(b"".join(one.take_outgoing(0)))
+            for first, second in ((client, server), (server, client)):
+                data = bytearray(b"".join(first.take_outgoing(0)))
                 if data and generator.random() < 0.3:
                     data[generator.randrange(len(data))] = generator.randrange(256)
                 if data:
-                    closed += other.receive(bytes(data), 0)
+                    closed += second.receive(bytes(data), 0)
         closed += server.lose() + client.lose()
         assert sum(isinstance(event, ConnectionClosed) for event in closed) == 2
 

@@ -105,12 +105,12 @@ def test_a_link_is_accepted_with_other_termini_properties_and_limits() -> None:
             )
 
     pair = Pair(on_server=accept)
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     assert link.peer is not None
     assert link.peer.source == Source(address="made-up")
     assert link.peer.target == Target(address="orders")
     assert link.peer.properties == {"until": 5}
-    assert (link.max_message_bytes, other.max_message_bytes) == (77, 77)
+    assert (link.max_message_bytes, second.max_message_bytes) == (77, 77)
 
 
 @pytest.mark.parametrize("direction", ["attach_sender", "attach_receiver"])
@@ -137,11 +137,11 @@ def test_a_link_may_be_accepted_later() -> None:
     link = pair.begin().attach_receiver("a", receiver_options())
     pair.run()
     assert not link.is_attached
-    other = pair.server.of(AttachRequested)[0].link
-    assert other.accept()
+    second = pair.server.of(AttachRequested)[0].link
+    assert second.accept()
     pair.run()
     assert link.is_attached
-    assert not other.accept()
+    assert not second.accept()
 
 
 def test_a_peer_that_leaves_before_its_link_was_accepted_is_answered() -> None:
@@ -165,23 +165,23 @@ def test_a_peer_that_leaves_before_its_link_was_accepted_is_answered() -> None:
 def test_either_end_detaches_and_both_hear_it_once(is_closed: bool) -> None:
     for side in ("client", "server"):
         pair = Pair()
-        link, other = linked_sender(pair)
+        link, peer_link = linked_sender(pair)
         pair.client.events.clear()
         pair.server.events.clear()
-        (link if side == "client" else other).detach(WHY, is_closed=is_closed)
+        (link if side == "client" else peer_link).detach(WHY, is_closed=is_closed)
         pair.run()
         first, second = pair.client.take(LinkDetached), pair.server.take(LinkDetached)
-        heard, said = (second, first) if side == "client" else (first, second)
-        assert (heard.error, heard.is_closed) == (WHY, is_closed)
-        assert said.error is None
+        received, output = (second, first) if side == "client" else (first, second)
+        assert (received.error, received.is_closed) == (WHY, is_closed)
+        assert output.error is None
         assert pair.server.connection.link_count == pair.client.connection.link_count == 0
 
 
 def test_both_ends_may_detach_at_the_same_time() -> None:
     pair = Pair()
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     link.detach()
-    other.detach(WHY)
+    second.detach(WHY)
     pair.run()
     assert len(pair.client.of(LinkDetached)) == len(pair.server.of(LinkDetached)) == 1
 
@@ -248,7 +248,7 @@ def test_links_are_not_resumed() -> None:
     assert peer.connection.incomplete_bytes == 0
 
 
-def test_what_a_peer_says_can_always_be_said_back() -> None:
+def test_frames_of_a_peer_can_always_be_encoded_again() -> None:
     deep: Any = []
     for _ in range(MAX_AMQP_DEPTH - 1):
         deep = [deep]
@@ -309,23 +309,23 @@ def test_each_end_decides_about_its_own_settle_mode() -> None:
 
 def test_a_sender_sends_as_much_as_it_has_credit_for() -> None:
     pair = Pair(on_server=accepts_link)
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     assert not link.may_send
     with pytest.raises(InvalidOperationError, match="its credit 0"):
         link.send(b"x")
-    other.grant(2)
+    second.grant(2)
     pair.run()
     assert pair.client.of(CreditGiven)[-1] == CreditGiven(link, 2, is_draining=False)
     link.send(b"a")
     link.send(b"b")
     assert not link.may_send
     pair.run()
-    assert other.credit == 0
-    other.grant(5)
-    other.grant(1)
+    assert second.credit == 0
+    second.grant(5)
+    second.grant(1)
     pair.run()
     assert link.credit == 1
-    other.grant(0)
+    second.grant(0)
     pair.run()
     assert not link.may_send
 
@@ -337,44 +337,44 @@ def accepts_link(event: Event) -> None:
 
 def test_credit_counts_deliveries_that_are_still_under_way() -> None:
     pair = Pair(on_server=accepts_link)
-    link, other = linked_sender(pair)
-    other.grant(3)
+    link, second = linked_sender(pair)
+    second.grant(3)
     pair.run()
     link.send(b"a")
-    other.grant(3)  # before the delivery has arrived
+    second.grant(3)  # before the delivery has arrived
     pair.run()
     assert link.credit == 2
-    assert other.credit == 2
+    assert second.credit == 2
 
 
 def test_a_drained_sender_gives_back_what_it_cannot_use() -> None:
     pair = Pair()
-    link, other = linked_receiver(pair)
+    link, second = linked_receiver(pair)
     link.grant(10, drain=True)
     pair.run()
-    assert pair.server.of(CreditGiven)[-1] == CreditGiven(other, 10, is_draining=True)
-    other.send(b"all there is", is_settled=True)
-    other.drained()
-    other.drained()
+    assert pair.server.of(CreditGiven)[-1] == CreditGiven(second, 10, is_draining=True)
+    second.send(b"all there is", is_settled=True)
+    second.drained()
+    second.drained()
     pair.run()
     assert len(pair.client.of(Drained)) == 1
-    assert (link.credit, other.credit) == (0, 0)
-    assert link.delivery_count == other.delivery_count == 10
+    assert (link.credit, second.credit) == (0, 0)
+    assert link.delivery_count == second.delivery_count == 10
     link.grant(1)
     pair.run()
-    assert other.may_send
-    assert not other.is_draining
+    assert second.may_send
+    assert not second.is_draining
 
 
 def test_a_sender_that_uses_up_its_credit_is_drained() -> None:
     pair = Pair()
-    link, other = linked_receiver(pair)
+    link, second = linked_receiver(pair)
     link.grant(1, drain=True)
     pair.run()
-    other.send(b"x")
+    second.send(b"x")
     pair.run()
     assert len(pair.client.of(Drained)) == 1
-    other.drained()
+    second.drained()
     pair.run()
     assert len(pair.client.of(Drained)) == 1
 
@@ -627,13 +627,13 @@ def test_our_window_opens_again_while_transfers_arrive() -> None:
 
 def test_outcomes_that_follow_each_other_travel_in_one_frame() -> None:
     pair = Pair()
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     numbers = [link.send(b"x") for _ in range(6)]
     pair.run()
     for number in numbers[:3]:
-        other.settle(number)
-    other.settle(numbers[3], RELEASED)
-    other.settle(numbers[5])
+        second.settle(number)
+    second.settle(numbers[3], RELEASED)
+    second.settle(numbers[5])
     pair.run()
     reports = pair.client.of(OutcomeReported)
     assert [(len(report.deliveries), report.state) for report in reports] == [
@@ -644,16 +644,16 @@ def test_outcomes_that_follow_each_other_travel_in_one_frame() -> None:
     assert all(report.is_settled for report in reports)
     assert reports[0].deliveries == [(n, n.to_bytes(4)) for n in numbers[:3]]
     assert list(link.unsettled) == [numbers[4]]
-    assert list(other.unsettled) == [numbers[4]]
+    assert list(second.unsettled) == [numbers[4]]
 
 
 def test_an_outcome_is_reported_before_its_link_is_detached() -> None:
     pair = Pair()
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     number = link.send(b"x")
     pair.run()
-    assert other.settle(number)
-    other.detach()
+    assert second.settle(number)
+    second.detach()
     pair.run()
     kinds = [type(event) for event in pair.client.events]
     assert kinds.index(OutcomeReported) < kinds.index(LinkDetached)
@@ -661,30 +661,30 @@ def test_an_outcome_is_reported_before_its_link_is_detached() -> None:
 
 def test_a_receiver_that_settles_second_waits_for_the_sender() -> None:
     pair = Pair()
-    link, other = linked_receiver(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
+    link, second = linked_receiver(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
     link.grant(2)
     pair.run()
-    number = other.send(b"x")
+    number = second.send(b"x")
     pair.run()
     assert link.settle(number, Modified(delivery_failed=True))
     pair.run()
     (report,) = pair.server.of(OutcomeReported)
     assert (report.state, report.is_settled) == (Modified(delivery_failed=True), False)
     assert pair.client.of(DeliveriesSettled) == []
-    assert other.settle(number, report.state)
-    assert not other.settle(number, report.state)
+    assert second.settle(number, report.state)
+    assert not second.settle(number, report.state)
     pair.run()
     assert pair.client.of(DeliveriesSettled) == [DeliveriesSettled(link, [number])]
     assert not link.settle(number)
-    assert (dict(link.unsettled), dict(other.unsettled)) == ({}, {})
+    assert (dict(link.unsettled), dict(second.unsettled)) == ({}, {})
 
 
 def test_a_receiver_may_settle_at_once_although_it_could_wait() -> None:
     pair = Pair()
-    link, other = linked_sender(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
+    link, second = linked_sender(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
     number = link.send(b"x")
     pair.run()
-    assert other.settle(number, is_settled=True)
+    assert second.settle(number, is_settled=True)
     pair.run()
     (report,) = pair.client.of(OutcomeReported)
     assert report.is_settled
@@ -696,11 +696,11 @@ def test_an_outcome_that_is_repeated_is_reported_once() -> None:
     peer.send(OPEN, replace(BEGIN, remote_channel=0))
     peer.send(attach("a", role=RECEIVER, initial_delivery_count=None), flow(0, window=9, credit=9))
     numbers = [link.send(b"x") for _ in range(3)]
-    said = DispositionFrame(role=RECEIVER, first=0, last=2**31 - 1, settled=False, state=ACCEPTED)
+    output = DispositionFrame(role=RECEIVER, first=0, last=2**31 - 1, settled=False, state=ACCEPTED)
     received = DispositionFrame(
         role=RECEIVER, first=0, last=2, state=Received(section_number=0, section_offset=0)
     )
-    peer.send(received, said, said, received)
+    peer.send(received, output, output, received)
     assert [len(report.deliveries) for report in peer.of(OutcomeReported)] == [3]
     assert list(link.unsettled) == numbers
     settled = DispositionFrame(role=RECEIVER, first=1, last=2, settled=True, state=ACCEPTED)
@@ -732,10 +732,10 @@ def test_one_disposition_may_be_about_several_links() -> None:
 
 def test_deliveries_are_forgotten_with_their_link() -> None:
     pair = Pair()
-    link, other = linked_receiver(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
+    link, second = linked_receiver(pair, rcv_settle_mode=ReceiverSettleMode.SECOND)
     link.grant(3)
     pair.run()
-    numbers = [other.send(b"x") for _ in range(3)]
+    numbers = [second.send(b"x") for _ in range(3)]
     pair.run()
     link.settle(numbers[0])
     pair.run()
@@ -744,21 +744,21 @@ def test_deliveries_are_forgotten_with_their_link() -> None:
     assert not link.settle(numbers[1])
     pair.run()
     assert pair.server.of(OutcomeReported) == []
-    assert not other.settle(numbers[0])
-    assert (dict(link.unsettled), dict(other.unsettled)) == ({}, {})
+    assert not second.settle(numbers[0])
+    assert (dict(link.unsettled), dict(second.unsettled)) == ({}, {})
 
 
 def test_a_settled_link_has_nothing_to_settle() -> None:
     pair = Pair()
-    link, other = linked_receiver(pair, snd_settle_mode=SenderSettleMode.SETTLED)
+    link, second = linked_receiver(pair, snd_settle_mode=SenderSettleMode.SETTLED)
     link.grant(1)
     pair.run()
-    number = other.send(b"x", is_settled=False)
+    number = second.send(b"x", is_settled=False)
     pair.run()
     (delivery,) = pair.client.of(Delivery)
     assert delivery.is_settled
     assert not link.settle(number)
-    assert dict(other.unsettled) == {}
+    assert dict(second.unsettled) == {}
 
 
 def test_an_unsettled_link_settles_nothing_by_itself() -> None:
@@ -772,25 +772,25 @@ def test_an_unsettled_link_settles_nothing_by_itself() -> None:
 
 def test_a_sender_stops_when_too_much_is_unsettled() -> None:
     pair = Pair(client={"max_unsettled": 2})
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     first = link.send(b"x")
     link.send(b"x")
     assert not link.may_send
     pair.run()
-    other.settle(first)
+    second.settle(first)
     pair.run()
     assert link.may_send
 
 
 def test_a_sender_may_settle_before_the_receiver_has_reported() -> None:
     pair = Pair()
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     number = link.send(b"x")
     pair.run()
     assert link.settle(number, None)
     pair.run()
-    assert pair.server.of(DeliveriesSettled) == [DeliveriesSettled(other, [number])]
-    assert not other.settle(number)
+    assert pair.server.of(DeliveriesSettled) == [DeliveriesSettled(second, [number])]
+    assert not second.settle(number)
 
 
 # -- numbers that wrap around ----------------------------------------------------------------------
@@ -800,17 +800,17 @@ def test_a_sender_may_settle_before_the_receiver_has_reported() -> None:
 def test_counting_goes_on_when_the_numbers_wrap_around(first_number: int) -> None:
     options = {"first_number": first_number, "incoming_window": 4}
     pair = Pair(server=options, client=options)
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     for round_ in range(10):
         link.send(b"%d" % round_)
         pair.run()
-        other.grant(3)
+        second.grant(3)
         pair.run()
         assert link.credit == 3
     deliveries = pair.server.of(Delivery)
     assert [delivery.payload for delivery in deliveries] == [b"%d" % n for n in range(10)]
     for delivery in deliveries:
-        assert other.settle(delivery.number)
+        assert second.settle(delivery.number)
     pair.run()
     (report,) = pair.client.of(OutcomeReported)
     assert len(report.deliveries) == 10
@@ -819,8 +819,8 @@ def test_counting_goes_on_when_the_numbers_wrap_around(first_number: int) -> Non
 
 def test_the_role_of_an_end_is_that_of_the_wire() -> None:
     pair = Pair()
-    link, other = linked_sender(pair)
-    assert (link.ROLE, other.ROLE) == (SENDER, RECEIVER)
+    link, second = linked_sender(pair)
+    assert (link.ROLE, second.ROLE) == (SENDER, RECEIVER)
 
 
 def credit_of(link_credit: int, delivery_count: int = 0) -> FlowFrame:
@@ -858,9 +858,9 @@ def test_a_promised_delivery_is_sent_after_the_receiver_lowered_its_credit() -> 
 
 def test_a_drain_is_answered_after_the_promised_deliveries() -> None:
     pair = Pair(on_server=accepts_everything)
-    link, other = linked_sender(pair)
+    link, second = linked_sender(pair)
     link.promise(1)
-    other.grant(5, drain=True)
+    second.grant(5, drain=True)
     pair.run()
     link.drained()
     pair.run()
@@ -869,4 +869,4 @@ def test_a_drain_is_answered_after_the_promised_deliveries() -> None:
     link.drained()
     pair.run()
     assert len(pair.server.of(Delivery)) == len(pair.server.of(Drained)) == 1
-    assert (link.credit, other.credit) == (0, 0)
+    assert (link.credit, second.credit) == (0, 0)

@@ -115,12 +115,12 @@ ENTRIES = st.dictionaries(KEYS, VALUES, max_size=5)
 @given(st.none() | ENTRIES, ENTRIES)
 @replayed
 def test_a_map_is_extended_as_if_it_were_written_again(
-    there: dict[str, Any] | None, added: dict[str, Any]
+    peer: dict[str, Any] | None, added: dict[str, Any]
 ) -> None:
-    sections = {} if there is None else {K.MESSAGE_ANNOTATIONS: there}
+    sections = {} if peer is None else {K.MESSAGE_ANNOTATIONS: peer}
     message = AmqpMessage(encode_message(sections))
     extended = AmqpMessage(message.extended(K.MESSAGE_ANNOTATIONS, added))
-    wanted = {Symbol(key): value for key, value in ((there or {}) | added).items()}
+    wanted = {Symbol(key): value for key, value in ((peer or {}) | added).items()}
     assert are_same(
         sorted((extended.message_annotations or {}).items(), key=lambda item: str(item[0])),
         sorted(wanted.items(), key=lambda item: str(item[0])),
@@ -128,10 +128,10 @@ def test_a_map_is_extended_as_if_it_were_written_again(
 
 
 def test_entries_that_are_there_stay_byte_for_byte() -> None:
-    there = b"\xa3\x01a\x70\x00\x00\x00\x01"  # a uint in its wide form
-    message = AmqpMessage(b"\x00\x53\x72\xc1\x09\x02" + there)
+    entry = b"\xa3\x01a\x70\x00\x00\x00\x01"  # a uint in its wide form
+    message = AmqpMessage(b"\x00\x53\x72\xc1\x09\x02" + entry)
     extended = message.extended(K.MESSAGE_ANNOTATIONS, {"b": UInt(2)})
-    assert extended == b"\x00\x53\x72\xc1\x0e\x04" + there + b"\xa3\x01b\x52\x02"
+    assert extended == b"\x00\x53\x72\xc1\x0e\x04" + entry + b"\xa3\x01b\x52\x02"
     replaced = message.extended(K.MESSAGE_ANNOTATIONS, {"a": UInt(2)})
     assert AmqpMessage(replaced).message_annotations == {"a": 2}
 
@@ -180,16 +180,16 @@ def test_a_message_that_breaks_the_rules_is_refused(encoded: bytes, text: str) -
 
 
 def test_every_part_of_a_message_but_whole_sections_is_truncated() -> None:
-    whole = encode_message(FULL)
+    encoded = encode_message(FULL)
     at_sections = {0}
     for kind, value in FULL.items():
         at_sections.add(max(at_sections) + len(encode_section(kind, value)))
-    for size in range(len(whole)):
+    for size in range(len(encoded)):
         if size in at_sections:
-            AmqpMessage(whole[:size])
+            AmqpMessage(encoded[:size])
         else:
             with pytest.raises(TruncatedError):
-                AmqpMessage(whole[:size])
+                AmqpMessage(encoded[:size])
 
 
 def test_a_section_that_is_large_is_carried_but_not_decoded() -> None:
@@ -220,10 +220,10 @@ def test_a_section_cannot_be_of_another_type(kind: K, value: Any) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_mutated_messages_raise_nothing_but_amqp_errors(seed: int) -> None:
     generator = random.Random(seed)
-    whole = encode_message(FULL)
+    encoded = encode_message(FULL)
     refused = 0
     for _ in range(1500):
-        mutated = bytearray(whole)
+        mutated = bytearray(encoded)
         for _ in range(generator.randint(1, 3)):
             mutated[generator.randrange(len(mutated))] = generator.randrange(256)
         try:

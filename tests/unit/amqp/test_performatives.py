@@ -43,7 +43,7 @@ from twinbus.errors import InvalidArgumentError
 
 TEXT = st.text(UNICODE, max_size=20)
 NAMES = st.text(ASCII, min_size=1, max_size=20)
-WHOLE = {"ubyte": 8, "ushort": 16, "uint": 32, "ulong": 64}
+INTEGER_BITS = {"ubyte": 8, "ushort": 16, "uint": 32, "ulong": 64}
 FIELDS = maps(TEXT)
 ERRORS = st.builds(
     ErrorCondition,
@@ -85,8 +85,8 @@ def fields_of(known: FieldType) -> st.SearchStrategy[Any]:
     """Return what a field may be."""
     if known.name in BY_FIELD:
         found = BY_FIELD[known.name]
-    elif known.type_name in WHOLE:
-        found = st.integers(0, 2 ** WHOLE[known.type_name] - 1)
+    elif known.type_name in INTEGER_BITS:
+        found = st.integers(0, 2 ** INTEGER_BITS[known.type_name] - 1)
     else:
         found = BY_TYPE[known.type_name]
     return found if known.is_mandatory else st.one_of(st.just(known.default), found)
@@ -206,8 +206,8 @@ def test_an_error_and_a_header_say_all_their_fields() -> None:
 
 
 def test_one_symbol_is_read_where_many_may_be() -> None:
-    one = encode(Described(ULong(0x40), [Symbol("PLAIN")]))
-    assert read_composite(one, 0)[0] == SaslMechanisms(sasl_server_mechanisms=("PLAIN",))
+    item = encode(Described(ULong(0x40), [Symbol("PLAIN")]))
+    assert read_composite(item, 0)[0] == SaslMechanisms(sasl_server_mechanisms=("PLAIN",))
     wrong = encode(Described(ULong(0x40), [Array(str, ("PLAIN",))]))
     with pytest.raises(AmqpError, match="expected an array of symbols"):
         read_composite(wrong, 0)

@@ -125,7 +125,7 @@ def test_a_message_of_proton_is_read_section_by_section() -> None:
     assert found.value == {"a": [1, 2.5, None]}
 
 
-def test_proton_reads_a_message_of_ours() -> None:
+def test_proton_reads_an_encoded_message() -> None:
     encoded = encode_message(
         {
             SectionKind.HEADER: Header(durable=True, delivery_count=3),
@@ -148,8 +148,8 @@ def test_proton_reads_a_message_of_ours() -> None:
 class Peers:
     """One end of ours and one of Proton's, joined by bytes."""
 
-    def __init__(self, ours: str, mechanism: str = ANONYMOUS, **options: Any) -> None:
-        is_client = ours == "client"
+    def __init__(self, own: str, mechanism: str = ANONYMOUS, **options: Any) -> None:
+        is_client = own == "client"
         self.transport = proton.Transport(
             proton.Transport.SERVER if is_client else proton.Transport.CLIENT
         )
@@ -173,7 +173,7 @@ class Peers:
         )
         self.connection = AmqpConnection(made, 0, sasl=machine, is_client=is_client)
         self.events: list[Event] = []
-        self.heard: list[Any] = []
+        self.own_events: list[Any] = []
         self.act: Callable[[Event], None] = lambda _: None
 
     def run(self) -> None:
@@ -203,7 +203,7 @@ class Peers:
 
     def _hear(self) -> None:
         while (event := self.collector.peek()) is not None:
-            self.heard.append(event.type)
+            self.own_events.append(event.type)
             if event.type == E.CONNECTION_REMOTE_OPEN:
                 event.connection.open()
             elif event.type == E.SESSION_REMOTE_OPEN:

@@ -249,14 +249,14 @@ def test_messages_are_read_in_both_directions() -> None:
     assert found.delivery_annotations == {"d": "x"}
     back = pyamqp_decode.decode_payload(memoryview(b"".join(found.spliced({}))))
     assert back.data == [b"one", b"two"]
-    ours = encode_message(
+    own_bytes = encode_message(
         {
             SectionKind.HEADER: Header(delivery_count=0),
             SectionKind.PROPERTIES: Properties(message_id="m"),
             SectionKind.VALUE: {"a": [1]},
         }
     )
-    read = pyamqp_decode.decode_payload(memoryview(ours))
+    read = pyamqp_decode.decode_payload(memoryview(own_bytes))
     assert (read.header.delivery_count, read.properties.message_id) == (0, b"m")
     assert read.value == {b"a": [1]}
 

@@ -37,50 +37,50 @@ def knows_red(credentials: SaslCredentials) -> bool:
     return (credentials.identity, credentials.password) == ("red", "pass")
 
 
-def server(*mechanisms: str) -> SaslServer:
+def sasl_server(*mechanisms: str) -> SaslServer:
     return SaslServer(mechanisms or MECHANISMS, knows_red)
 
 
 def connections(
     credentials: SaslCredentials, *mechanisms: str
 ) -> tuple[AmqpConnection, AmqpConnection]:
-    here = AmqpConnection(ConnectionOptions("server"), 0, sasl=server(*mechanisms))
-    there = AmqpConnection(
+    server = AmqpConnection(ConnectionOptions("server"), 0, sasl=sasl_server(*mechanisms))
+    client = AmqpConnection(
         ConnectionOptions("client"), 0, sasl=SaslClient(credentials), is_client=True
     )
-    return here, there
+    return server, client
 
 
-def converse(here: AmqpConnection, there: AmqpConnection) -> tuple[list[object], list[object]]:
+def converse(server: AmqpConnection, peer: AmqpConnection) -> tuple[list[object], list[object]]:
     """Let two ends talk, byte by byte; return the events of both."""
     events: tuple[list[object], list[object]] = ([], [])
-    while here.has_outgoing or there.has_outgoing:
-        for one, other, found in ((there, here, events[0]), (here, there, events[1])):
-            for byte in b"".join(one.take_outgoing(0)):
-                found.extend(other.receive(bytes((byte,)), 0))
+    while server.has_outgoing or peer.has_outgoing:
+        for first, second, found in ((peer, server, events[0]), (server, peer, events[1])):
+            for byte in b"".join(first.take_outgoing(0)):
+                found.extend(second.receive(bytes((byte,)), 0))
     return events
 
 
 @pytest.mark.parametrize("mechanism", [ANONYMOUS, EXTERNAL, MSSBCBS])
 def test_mechanisms_without_a_password_let_the_client_in(mechanism: str) -> None:
-    here, there = connections(SaslCredentials(mechanism, "host", "me"))
-    of_server, of_client = converse(here, there)
+    server, client = connections(SaslCredentials(mechanism, "host", "me"))
+    of_server, of_client = converse(server, client)
     assert [type(event) for event in of_server] == [type(event) for event in of_client] == [Opened]
 
 
 def test_a_password_is_checked() -> None:
-    here, there = connections(SaslCredentials(PLAIN, None, "red", "pass"))
-    of_server, _ = converse(here, there)
+    server, client = connections(SaslCredentials(PLAIN, None, "red", "pass"))
+    of_server, _ = converse(server, client)
     assert isinstance(of_server[0], Opened)
     for identity, password in (("red", "wrong"), ("blue", "pass")):
-        here, there = connections(SaslCredentials(PLAIN, None, identity, password))
-        for events in converse(here, there):
+        server, client = connections(SaslCredentials(PLAIN, None, identity, password))
+        for events in converse(server, client):
             (closed,) = events
             assert isinstance(closed, ConnectionClosed)
             assert closed.error is not None
             assert closed.error.condition == Condition.UNAUTHORIZED_ACCESS
-        assert here.is_done
-        assert there.is_done
+        assert server.is_done
+        assert client.is_done
 
 
 def test_a_password_is_not_printed() -> None:
@@ -88,15 +88,15 @@ def test_a_password_is_not_printed() -> None:
 
 
 def test_a_client_whose_mechanism_is_not_offered_gives_up() -> None:
-    here, there = connections(SaslCredentials(ANONYMOUS), PLAIN, EXTERNAL)
-    _, (closed,) = converse(here, there)
+    server, client = connections(SaslCredentials(ANONYMOUS), PLAIN, EXTERNAL)
+    _, (closed,) = converse(server, client)
     assert isinstance(closed, ConnectionClosed)
     assert closed.error is not None
     assert "offers the SASL mechanisms PLAIN, EXTERNAL" in (closed.error.description or "")
 
 
 def test_a_mechanism_that_was_not_offered_is_refused() -> None:
-    machine = server(PLAIN)
+    machine = sasl_server(PLAIN)
     assert machine.begin() == SaslMechanisms(sasl_server_mechanisms=(PLAIN,))
     answer = machine.take(SaslInit(mechanism=ANONYMOUS))
     assert answer == SaslOutcome(code=SaslCode.AUTH)
@@ -104,7 +104,7 @@ def test_a_mechanism_that_was_not_offered_is_refused() -> None:
 
 
 def test_plain_without_credentials_is_asked_for_them() -> None:
-    machine = server()
+    machine = sasl_server()
     assert machine.take(SaslInit(mechanism=PLAIN)) == SaslChallenge(challenge=b"")
     assert machine.take(SaslResponse(response=b"\0red\0pass")) == SaslOutcome(code=SaslCode.OK)
     assert machine.credentials == SaslCredentials(PLAIN, None, "red", "pass")
@@ -113,13 +113,13 @@ def test_plain_without_credentials_is_asked_for_them() -> None:
 @pytest.mark.parametrize("response", [b"red", b"\0red", b"\0red\0pass\0more", b"\xff\0red\0pass"])
 def test_malformed_credentials_are_refused(response: bytes) -> None:
     init = SaslInit(mechanism=PLAIN, initial_response=response)
-    assert server().take(init) == SaslOutcome(code=SaslCode.AUTH)
+    assert sasl_server().take(init) == SaslOutcome(code=SaslCode.AUTH)
 
 
 def test_frames_at_the_wrong_time_are_errors() -> None:
     with pytest.raises(AmqpError, match="sasl-response arrived while authentication was offering"):
-        server().take(SaslResponse(response=b""))
-    done = server()
+        sasl_server().take(SaslResponse(response=b""))
+    done = sasl_server()
     done.take(SaslInit(mechanism=ANONYMOUS))
     assert done.state is SaslState.DONE
     with pytest.raises(AmqpError, match="sasl-init arrived while authentication was done"):
@@ -157,21 +157,21 @@ def test_unknown_mechanisms_are_a_mistake_of_the_program() -> None:
     ],
 )
 def test_a_server_answers_another_header_with_its_own_and_hangs_up(header: bytes) -> None:
-    here = AmqpConnection(ConnectionOptions("server"), 0, sasl=server())
-    (closed,) = here.receive(header, 0)
+    server = AmqpConnection(ConnectionOptions("server"), 0, sasl=sasl_server())
+    (closed,) = server.receive(header, 0)
     assert isinstance(closed, ConnectionClosed)
-    assert b"".join(here.take_outgoing(0)) == SASL_HEADER
-    assert here.is_done
-    assert here.receive(b"more", 0) == []
+    assert b"".join(server.take_outgoing(0)) == SASL_HEADER
+    assert server.is_done
+    assert server.receive(b"more", 0) == []
 
 
 def test_a_client_hangs_up_when_the_server_speaks_something_else() -> None:
-    there = AmqpConnection(ConnectionOptions("client"), 0, is_client=True)
-    there.take_outgoing(0)
-    (closed,) = there.receive(SASL_HEADER, 0)
+    client = AmqpConnection(ConnectionOptions("client"), 0, is_client=True)
+    client.take_outgoing(0)
+    (closed,) = client.receive(SASL_HEADER, 0)
     assert isinstance(closed, ConnectionClosed)
-    assert not there.has_outgoing
-    assert there.is_done
+    assert not client.has_outgoing
+    assert client.is_done
 
 
 def test_sasl_frames_are_small_and_of_their_own_type() -> None:
@@ -182,26 +182,26 @@ def test_sasl_frames_are_small_and_of_their_own_type() -> None:
         frame(0, b"", FrameType.SASL),
         frame(0, b"\x00\x53\x10\xc0\x04\x01\xa1\x01a", FrameType.SASL),
     ):
-        here = AmqpConnection(ConnectionOptions("server"), 0, sasl=server())
-        (closed,) = here.receive(SASL_HEADER + bad, 0)
+        server = AmqpConnection(ConnectionOptions("server"), 0, sasl=sasl_server())
+        (closed,) = server.receive(SASL_HEADER + bad, 0)
         assert isinstance(closed, ConnectionClosed)
-        assert here.is_done
+        assert server.is_done
 
 
 def test_everything_up_to_open_may_be_pipelined() -> None:
-    here, there = connections(SaslCredentials(ANONYMOUS))
-    there.take_outgoing(0)
+    server, client = connections(SaslCredentials(ANONYMOUS))
+    client.take_outgoing(0)
     opening = AmqpConnection(ConnectionOptions("client"), 0, is_client=True).take_outgoing(0)
     init = SaslInit(mechanism=ANONYMOUS, initial_response=b"").encode()
     pipelined = SASL_HEADER + frame(0, init, FrameType.SASL) + b"".join(opening)
-    assert [type(event) for event in here.receive(pipelined, 0)] == [Opened]
+    assert [type(event) for event in server.receive(pipelined, 0)] == [Opened]
 
 
 def test_a_stranger_that_says_nothing_is_let_go() -> None:
-    here = AmqpConnection(ConnectionOptions("server"), 0, sasl=server())
-    here.receive(SASL_HEADER, 5)
-    assert here.next_event == AMQP_OPEN_US
-    assert here.tick(AMQP_OPEN_US - 1) == []
-    (closed,) = here.tick(AMQP_OPEN_US)
+    server = AmqpConnection(ConnectionOptions("server"), 0, sasl=sasl_server())
+    server.receive(SASL_HEADER, 5)
+    assert server.next_event == AMQP_OPEN_US
+    assert server.tick(AMQP_OPEN_US - 1) == []
+    (closed,) = server.tick(AMQP_OPEN_US)
     assert isinstance(closed, ConnectionClosed)
-    assert here.is_done
+    assert server.is_done

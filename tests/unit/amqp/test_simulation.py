@@ -115,7 +115,9 @@ class Simulation:
         self.attached += 1
         if self.attached > 12:
             return
-        sessions = [one for one in self.sessions if one.state.value in {"opening", "active"}]
+        sessions = [
+            session for session in self.sessions if session.state.value in {"opening", "active"}
+        ]
         session = self.random.choice(sessions) if sessions else self.pair.begin()
         if not sessions:
             self.sessions.append(session)

@@ -26,7 +26,7 @@ UNICODE = st.characters(exclude_categories=["Cs"])
 ASCII = st.characters(max_codepoint=127)
 
 
-def _whole(kind: type, bits: int, *, signed: bool) -> st.SearchStrategy[Any]:
+def _integers(kind: type, bits: int, *, signed: bool) -> st.SearchStrategy[Any]:
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     near = st.sampled_from([low, high, 0, 1, 127, 255]).filter(lambda n: low <= n <= high)
     return st.one_of(st.integers(low, high), near).map(kind)
@@ -35,18 +35,18 @@ def _whole(kind: type, bits: int, *, signed: bool) -> st.SearchStrategy[Any]:
 PRIMITIVES: dict[type, st.SearchStrategy[Any]] = {
     type(None): st.none(),
     bool: st.booleans(),
-    UByte: _whole(UByte, 8, signed=False),
-    UShort: _whole(UShort, 16, signed=False),
-    UInt: _whole(UInt, 32, signed=False),
-    ULong: _whole(ULong, 64, signed=False),
-    Byte: _whole(Byte, 8, signed=True),
-    Short: _whole(Short, 16, signed=True),
-    Int: _whole(Int, 32, signed=True),
-    int: _whole(int, 64, signed=True),
+    UByte: _integers(UByte, 8, signed=False),
+    UShort: _integers(UShort, 16, signed=False),
+    UInt: _integers(UInt, 32, signed=False),
+    ULong: _integers(ULong, 64, signed=False),
+    Byte: _integers(Byte, 8, signed=True),
+    Short: _integers(Short, 16, signed=True),
+    Int: _integers(Int, 32, signed=True),
+    int: _integers(int, 64, signed=True),
     Float: st.floats(width=32, allow_nan=False).map(Float),
     float: st.floats(allow_nan=False),
     Char: UNICODE.map(Char),
-    Timestamp: _whole(Timestamp, 64, signed=True),
+    Timestamp: _integers(Timestamp, 64, signed=True),
     UUID: st.uuids(),
     bytes: st.binary(max_size=300),
     str: st.text(UNICODE, max_size=300),
@@ -90,20 +90,20 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def are_same(one: Any, other: Any) -> bool:
+def are_same(first: Any, second: Any) -> bool:
     """Whether two values are equal, and of the same types all the way down."""
-    if type(one) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(are_same, one, other))
-    if isinstance(one, dict):
-        return are_same(list(one.items()), list(other.items()))
-    if isinstance(one, Described):
-        return are_same([one.descriptor, one.value], [other.descriptor, other.value])
-    if isinstance(one, Array):
-        return one.element is other.element and are_same(
-            [one.items, one.descriptor], [other.items, other.descriptor]
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(are_same, first, second))
+    if isinstance(first, dict):
+        return are_same(list(first.items()), list(second.items()))
+    if isinstance(first, Described):
+        return are_same([first.descriptor, first.value], [second.descriptor, second.value])
+    if isinstance(first, Array):
+        return first.element is second.element and are_same(
+            [first.items, first.descriptor], [second.items, second.descriptor]
         )
-    if isinstance(one, Composite):
-        return are_same(one.GETTER(one), other.GETTER(other))
-    return bool(one == other)
+    if isinstance(first, Composite):
+        return are_same(first.GETTER(first), second.GETTER(second))
+    return bool(first == second)

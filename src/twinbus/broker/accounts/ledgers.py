@@ -33,8 +33,8 @@ from twinbus.ledger import (
 from twinbus.limits import (
     DAY_US,
     INVENTORY_INTERVAL,
+    LEDGER_BUFFERED_ROWS,
     LEDGER_FILE_ROWS,
-    LEDGER_HELD_ROWS,
     LEDGER_PATIENCE_US,
     LEDGER_PAUSE_US,
     NEVER_US,
@@ -223,7 +223,7 @@ class Ledgers:
     def _roll(self, now: int) -> None:
         if self._is_writing:  # rows that arrive meanwhile are written next time
             self._next_roll = now + LEDGER_PAUSE_US
-            if self.trail is not None and self.trail.rows > LEDGER_HELD_ROWS:
+            if self.trail is not None and self.trail.rows > LEDGER_BUFFERED_ROWS:
                 self.trail.give_up(now)
             return
         self._next_roll, self._writing_since = now + self._roll_us, now
@@ -358,7 +358,7 @@ class Ledgers:
 
     def _give_up_oldest(self, now: int) -> int:
         """Keep rows in memory up to a bound; return how many were dropped."""
-        too_many = sum(map(rows_in, self._steps)) - LEDGER_HELD_ROWS
+        too_many = sum(map(rows_in, self._steps)) - LEDGER_BUFFERED_ROWS
         given_up, record = 0, 0
         while given_up < too_many:
             step = self._steps.pop(0)

@@ -266,12 +266,12 @@ def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
     """Return concatenated ids; those of single messages are converted together."""
     chunks: list[pa.Array] = []
     single: list[str | None] = []
-    for some in ids:
-        if isinstance(some, pa.Array):
-            chunks += [pa.array(single, pa.string()), some]
+    for part in ids:
+        if isinstance(part, pa.Array):
+            chunks += [pa.array(single, pa.string()), part]
             single = []
         else:
-            single += some
+            single += part
     return pa.chunked_array([*chunks, pa.array(single, pa.string())])
 
 

@@ -201,7 +201,9 @@ def _tokens(text: str) -> list[Any]:
     try:
         return list(sqlglot.tokenize(text, dialect="tsql"))
     except SqlglotError as error:
-        raise InvalidArgumentError(f"the SQL {text!r} cannot be read: {error}") from error
+        raise InvalidArgumentError(
+            f"the SQL {text!r} cannot be read: {error}. Check quotes and brackets"
+        ) from error
 
 
 def _parse(what: str, text: str) -> Any:
@@ -216,8 +218,10 @@ def _parse(what: str, text: str) -> Any:
     try:
         return sqlglot.parse_one(text, dialect="tsql", into=exp.Condition)
     except SqlglotError as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidArgumentError(f"the SQL {what} {text!r} cannot be read: {reason}") from error
+        raise InvalidArgumentError(
+            f"the SQL {what} {text!r} cannot be read. Correct it: a filter is like size > 3 AND "
+            "color = 'red', an action is like SET size = 3"
+        ) from error
 
 
 _PREFIXES = (TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
@@ -244,7 +248,8 @@ def _depths(tokens: list[Any]) -> Iterator[int]:
 
 def _refuse(node: exp.Expression) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"{node.sql(dialect='tsql')!r} cannot be used in a rule; see the list in the docs of rules",
+        f"{node.sql(dialect='tsql')!r} cannot be used in a rule; docs/reference/rules.md lists "
+        "what can be used",
         expression=node.sql(dialect="tsql"),
     )
 
@@ -292,12 +297,14 @@ def _comparison(
 def compare_values(compare: Callable[..., Any], left: Value, right: Value) -> Any:
     """Compare within each type (int and float are one type); everything else is UNKNOWN."""
     result: Any = _UNKNOWN
-    for kind, values in left.items():
-        for other, others in right.items():
-            if kind == other:
-                result = pc.coalesce(result, compare(values, others))
-            elif {kind, other} == {"int", "float"}:
-                result = pc.coalesce(result, compare(_as_float(values), _as_float(others)))
+    for kind, left_values in left.items():
+        for right_kind, right_values in right.items():
+            if kind == right_kind:
+                result = pc.coalesce(result, compare(left_values, right_values))
+            elif {kind, right_kind} == {"int", "float"}:
+                result = pc.coalesce(
+                    result, compare(_as_float(left_values), _as_float(right_values))
+                )
     return result
 
 
@@ -329,8 +336,8 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         raise _refuse(node)
     if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
         raise InvalidArgumentError(
-            f"a LIKE pattern has more than {MAX_WILDCARDS} wildcards, each of which multiplies the "
-            "work; use fewer"
+            f"the LIKE pattern {pattern!r:.60} has more than {MAX_WILDCARDS} wildcards, each of "
+            "which multiplies the work; use fewer"
         )
     regex = _like_regex(pattern, escape)
     negate = bool(node.args.get("negate"))
@@ -495,8 +502,8 @@ def _calculate(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:
     quotient = pc.divide(lefts, rights)
     if kind is exp.Div:
         return quotient
-    whole = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
-    return pc.subtract(lefts, pc.multiply(rights, whole))
+    multiple = quotient if pa.types.is_integer(quotient.type) else pc.trunc(quotient)
+    return pc.subtract(lefts, pc.multiply(rights, multiple))
 
 
 def _calculate_whole(kind: type[exp.Expression], lefts: Any, rights: Any) -> Any:

@@ -353,7 +353,9 @@ class Management:
     def _subscription(self, path: str) -> Subscription:
         entity = self.directory.entity(path)
         if not isinstance(entity, Subscription):
-            raise InvalidOperationError(f"{path} is not a subscription; only those have rules")
+            raise InvalidOperationError(
+                f"{path} is not a subscription; only subscriptions have rules"
+            )
         return entity
 
     def create_rule(self, command: c.CreateRule, _: Request, now: int, commit: Commit) -> None:

@@ -142,13 +142,13 @@ def _selected(
         mask = np.zeros(count, bool)
         failures = [(first + row, why) for row in np.flatnonzero(rows).tolist()]
         if len(kept):
-            mask[kept], others = _selected(rule, batch.take(pa.array(kept)))
-            failures += [(first + int(kept[row]), text) for row, text in others]
+            mask[kept], more = _selected(rule, batch.take(pa.array(kept)))
+            failures += [(first + int(kept[row]), text) for row, text in more]
         return mask, failures
     middle = count // 2
     low, failed = _selected(rule, batch.slice(0, middle), first)
-    high, others = _selected(rule, batch.slice(middle), first + middle)
-    return np.concatenate([low, high]), failed + others
+    high, more = _selected(rule, batch.slice(middle), first + middle)
+    return np.concatenate([low, high]), failed + more
 
 
 def shown_error(error: Exception) -> str:

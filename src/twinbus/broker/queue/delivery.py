@@ -32,16 +32,16 @@ class DeliveryLock:
 
 
 def delivered(
-    waiting: Waiting, at: Indices, shared: Shared, lock_held: DeliveryLock | None = None
+    waiting: Waiting, at: Indices, shared: Shared, lock: DeliveryLock | None = None
 ) -> pa.RecordBatch:
     """Return these messages with DELIVERY_SCHEMA; without a lock they are browsed or deleted."""
     get, count = waiting.get, len(at)
     messages = shared.bodies.fetch(get("batch", at), get("row", at))
     sequence = get("sequence", at)
     tokens, locked_until = _nulls(count, LOCK_TOKEN), _nulls(count, TIMESTAMP)
-    if lock_held is not None:
-        tokens = tokens_for(lock_held.lock, sequence)
-        locked_until = column_of(TIMESTAMP, np.full(count, lock_held.until))
+    if lock is not None:
+        tokens = tokens_for(lock.lock, sequence)
+        locked_until = column_of(TIMESTAMP, np.full(count, lock.until))
     expires, expires_at = get("expires", at), _nulls(count, TIMESTAMP)
     if expires.min() != NEVER_US:
         expires_at = pa.array(expires, mask=expires == NEVER_US).view(TIMESTAMP)
@@ -62,7 +62,7 @@ def delivered(
 
 
 def delivered_rows(
-    waiting: Waiting, at: Indices, shared: Shared, lock_held: DeliveryLock | None = None
+    waiting: Waiting, at: Indices, shared: Shared, lock: DeliveryLock | None = None
 ) -> DeliveryRows:
     """Return a few messages as rows; otherwise like `delivered`."""
     names = ("batch", "row", "sequence", "enqueued", "expires", "failures", "state", "death")
@@ -70,8 +70,8 @@ def delivered_rows(
     rows = []
     for batch, row, number, enqueued, expires, failures, state, death in zip(*columns, strict=True):
         token = until = None
-        if lock_held is not None:
-            token, until = token_bytes(lock_held.lock, number), lock_held.until
+        if lock is not None:
+            token, until = token_bytes(lock.lock, number), lock.until
         facts = BrokerFacts(
             number,
             enqueued,

@@ -84,17 +84,17 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
 def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
     """Return the first locked or leased message, except in these leases, and the lease's owner."""
     waiting = queue.waiting
-    held: list[tuple[int, str | None]] = [(NEVER_US, None)]
+    candidates: list[tuple[int, str | None]] = [(NEVER_US, None)]
     if waiting.count(State.LEASED):
         at = waiting.in_state(waiting.all(), State.LEASED)
         at = at[~np.isin(waiting.get("lock", at), list(past))][:1]
         for number, epoch in zip(waiting.get("sequence", at), waiting.get("lock", at), strict=True):
             lease = queue.leases.find(int(epoch))
-            held.append((int(number), lease.owner if lease is not None else None))
+            candidates.append((int(number), lease.owner if lease is not None else None))
     if waiting.count(State.LOCKED):
         at = waiting.in_state(waiting.all(), State.LOCKED)
-        held.append((int(waiting.get("sequence", at[:1])[0]), None))
-    return min(held, key=lambda one: one[0])
+        candidates.append((int(waiting.get("sequence", at[:1])[0]), None))
+    return min(candidates, key=lambda candidate: candidate[0])
 
 
 def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
@@ -107,9 +107,9 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
     states = queue.waiting.get("state", at)
     epochs = np.unique(queue.waiting.get("lock", at[states == State.LEASED])).tolist()
     leases = [queue.leases.get(epoch) for epoch in epochs]
-    others = [lease for lease in leases if lease.owner != command.owner]
-    if others or (states == State.LOCKED).any():
-        holder = (others[0].owner or "another client") if others else "a receiver"
+    foreign = [lease for lease in leases if lease.owner != command.owner]
+    if foreign or (states == State.LOCKED).any():
+        holder = (foreign[0].owner or "another client") if foreign else "a receiver"
         raise RangeUnavailableError(
             f"part of {first}..{last} of {queue.path} is locked or leased by {holder}; try again "
             "when its lease or lock has expired",

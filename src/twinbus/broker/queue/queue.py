@@ -39,7 +39,7 @@ from twinbus.errors import (
 from twinbus.limits import (
     FORWARD_RETRY_US,
     MAX_BATCH_MESSAGES,
-    MAX_HELD_SESSIONS,
+    MAX_LOCKED_SESSIONS,
     MAX_RECEIVE_BYTES,
     MIN_QUOTA_BYTES,
     NEVER_US,
@@ -181,8 +181,8 @@ class Queue:
     def used_bytes(self) -> int:
         """The size for quotas of its messages, sessions and session states."""
         waiting, sessions = self.waiting, self.sessions
-        held = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
-        return held + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions.by_id)
+        message_bytes = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
+        return message_bytes + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions.by_id)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
         """Return the origin name of the first row, and the rows with the same name."""
@@ -392,7 +392,7 @@ class Queue:
         self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
     ) -> None:
         """Settle locked messages; raise for those whose lock was lost."""
-        at, lost = self._held(tokens)
+        at, lost = self.locked_rows(tokens)
         if disposition is Disposition.DEAD_LETTER:
             assert death is not None
             self.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
@@ -416,14 +416,14 @@ class Queue:
                 f"messages of {self.path} are locked by their session; renew the session instead",
                 path=self.path,
             )
-        at, lost = self._held(tokens)
+        at, lost = self.locked_rows(tokens)
         until = now + self.settings.lock_us
         self.waiting.set_due(at, until)
         if lost:
             raise self._lock_lost(lost, len(at))
         return until
 
-    def _held(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
+    def locked_rows(self, tokens: pa.Array) -> tuple[Indices, list[Any]]:
         """Return the rows that these tokens still lock, and the tokens without a lock."""
         if len(tokens) == 1:  # as in most settlements; numpy is slow with few numbers
             lock, number = token_numbers(tokens)
@@ -443,10 +443,10 @@ class Queue:
         self, lost: list[Any], settled: int
     ) -> MessageLockLostError | SessionLockLostError:
         kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
-        others = f". The {settled} other message(s) of this request were settled" if settled else ""
+        remark = f". The {settled} other message(s) of this request were settled" if settled else ""
         return kind(
             f"{len(lost)} lock token(s) of {self.path} are unknown, settled or expired. Messages "
-            f"whose lock has expired are delivered again{others}",
+            f"whose lock has expired are delivered again{remark}",
             path=self.path,
             lock_tokens=lost[:SHOWN_LOST],
             settled=settled,
@@ -531,8 +531,8 @@ class Queue:
         name = session_id if session_id is not None else self.sessions.available(self.waiting)
         if name is None or self.sessions.hold(name) is not None:
             return None
-        if self.sessions.held >= MAX_HELD_SESSIONS:
-            raise busy_entity(self.path, "locked sessions", MAX_HELD_SESSIONS)
+        if self.sessions.locked >= MAX_LOCKED_SESSIONS:
+            raise busy_entity(self.path, "locked sessions", MAX_LOCKED_SESSIONS)
         lock, until = self.shared.locks.next(), now + self.settings.lock_us
         self.sessions.grant(name, lock, until)
         return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))

@@ -78,8 +78,8 @@ class Sessions:
         for session_id in ids:
             self.by_id[session_id].expected += count
         if self._undo.is_on:
-            held = list(ids)
-            self._undo.note(lambda: self.expect(held, -count))
+            session_ids = list(ids)
+            self._undo.note(lambda: self.expect(session_ids, -count))
 
     def _nominate(self, session_id: int) -> None:
         if self.by_id[session_id].name not in self._holds:
@@ -141,7 +141,7 @@ class Sessions:
         return len(self.by_id)
 
     @property
-    def held(self) -> int:
+    def locked(self) -> int:
         """The number of locked sessions."""
         return len(self._holds)
 

@@ -145,10 +145,10 @@ class Waiting:
 
     def in_state(self, at: Indices, *states: State) -> Indices:
         """Return those of these rows that are in one of the states."""
-        held = self._columns["state"][at]
-        mask: Mask = held == states[0].value
+        found = self._columns["state"][at]
+        mask: Mask = found == states[0].value
         for state in states[1:]:
-            mask |= held == state.value
+            mask |= found == state.value
         return at[mask]
 
     def locked_by(self, at: Indices, lock: int) -> Indices:
@@ -310,9 +310,9 @@ class Waiting:
     def in_batches(self, first: int, last: int) -> Indices:
         """Return the rows whose bodies are in these batches."""
         batch = self._columns["batch"][: self._end]
-        held = (batch >= first) & (batch <= last)
-        held &= self._columns["state"][: self._end] > _PENDING
-        return np.flatnonzero(held)
+        mask = (batch >= first) & (batch <= last)
+        mask &= self._columns["state"][: self._end] > _PENDING
+        return np.flatnonzero(mask)
 
     def from_number(self, first: int, limit: int) -> Indices:
         """Return up to `limit` visible rows numbered `first` or above."""

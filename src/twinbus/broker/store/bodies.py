@@ -135,7 +135,7 @@ class Bodies:
         present = self.holds(numbers)
         if not present.all():
             found = iter(self.texts(name, numbers[present], rows[present]) if present.any() else ())
-            return [next(found) if one else None for one in present]
+            return [next(found) if is_present else None for is_present in present]
         cuts = np.flatnonzero(np.diff(numbers)) + 1
         bounds = [0, *cuts.tolist(), len(numbers)]
         texts: list[str | None] = []

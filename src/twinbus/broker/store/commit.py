@@ -125,8 +125,8 @@ class Commit:
         self.transferred: list[Transferred] = []  # in this turn
         # The same by source, with its owner; created when it is first needed.
         self._origins: dict[str, tuple[str, Intervals]] | None = None
-        # Replies must wait for the disk. Kept places were not written by an earlier turn: their new
-        # numbers must not be visible before the log has them.
+        # Whether replies must wait for the disk. Kept places were refused by the log in an earlier
+        # turn: their new numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
         self.effects: list[Effect] = []  # in the order of their causes
         self.replies: list[tuple[Request, Any]] = []
@@ -269,10 +269,10 @@ class Commit:
         ]
         sent = self._only_run() if self.batches else None
         if sent is not None:
-            first, *others = self.batches
-            return [Part(*first[:-1], sent), *others], facts
+            first, *more = self.batches
+            return [Part(*first[:-1], sent), *more], facts
         origins = self._by_source()
-        facts += [transferred_fact(source, held) for source, (_, held) in origins.items()]
+        facts += [transferred_fact(source, numbers) for source, (_, numbers) in origins.items()]
         return self.batches, facts
 
     def _only_run(self) -> Sent | None:
@@ -297,9 +297,9 @@ class Commit:
 
 
 def _add_to(origins: dict[str, tuple[str, Intervals]], taken: Transferred) -> None:
-    _, held = origins.setdefault(taken.source, (taken.owner, Intervals()))
+    _, numbers = origins.setdefault(taken.source, (taken.owner, Intervals()))
     for first, last in taken.intervals:
-        held.add(first, last)
+        numbers.add(first, last)
 
 
 def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:

@@ -265,8 +265,8 @@ class Log:
             raise LogDamagedError(
                 f"{segment.path} begins with record {first}, but record {self._next_record} was "
                 "expected: the end of the previous segment, or a complete segment, is missing. "
-                "Restore it from a backup, or open the namespace once with accept_damage=True "
-                "and lose its content",
+                "Restore it from a backup, or run `twinbus restored --accept-damage "
+                f"{self.directory.parent}` and lose its content",
                 path=str(segment.path),
                 offset=0,
                 record=self._next_record,
@@ -283,8 +283,8 @@ class Log:
             raise LogDamagedError(
                 f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
                 "and later records are intact, so this is damage, not an interrupted write. "
-                "Restore the file from a backup, or open the namespace once with "
-                "accept_damage=True: the damaged bytes are then kept in cut/ and their content "
+                "Restore the file from a backup, or run `twinbus restored --accept-damage "
+                f"{self.directory.parent}`: it keeps the damaged bytes in cut/, and their content "
                 "is lost",
                 path=str(segment.path),
                 offset=offset,
@@ -297,7 +297,7 @@ class Log:
         return end
 
     def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
-        """Write a record without parts for lost records, so that the loss is accepted once."""
+        """Write a record without parts in place of lost ones: the next start finds no damage."""
         payload = bytes(end - offset - RECORD_HEADER.size)
         checked = CHECKED_HEADER.pack(0, len(payload), number)
         digest = xxhash.xxh3_64(checked, seed=segment.salt)
@@ -542,7 +542,7 @@ class Log:
                 _check_space(descriptor, min(self._segment_bytes, RESERVE_BYTES))
             salt = int.from_bytes(os.urandom(8), "little")
             segment = Segment(
-                number, path, ALIGNMENT, salt, ours=True, first_record=self._next_record
+                number, path, ALIGNMENT, salt, is_own=True, first_record=self._next_record
             )
             segment.oldest = min(self.segments, default=number)
             self._storage.write(descriptor, 0, [memoryview(header_of(segment))])
@@ -612,7 +612,7 @@ class Log:
                 active.oldest = min(self.segments)
                 self._storage.write(self._descriptor, 0, [memoryview(header_of(active))])
                 self._storage.sync(self._descriptor)
-            is_free = segment.ours and not segment.is_viewed()
+            is_free = segment.is_own and not segment.is_viewed()
             if is_free and len(self._spares()) < SPARE_SEGMENTS:
                 self._storage.rename(segment.path, segment.path.with_suffix(".spare"))
             else:
@@ -621,7 +621,10 @@ class Log:
         self._keep_reserve()
 
     def _remove_unfinished(self) -> None:
-        """Remove a named segment that was not used, because its header needs the oldest one."""
+        """Remove the segment after the active one, which a failed start of a segment left behind.
+
+        Its header says that the log needs the oldest segment, which is about to be dropped.
+        """
         path = self.directory / f"{self._active().number + 1:020d}.log"
         if path.exists():
             self._storage.remove(path)

@@ -152,7 +152,7 @@ class Segment:
     version: int = FORMAT_VERSION
     head: int = ALIGNMENT  # end of its first record, which contains every fact
     last: int = ALIGNMENT  # beginning of the last record that was read from it
-    ours: bool = False  # begun by this object, which therefore knows all its readers
+    is_own: bool = False  # begun by this object, which therefore knows all its readers
     first_record: int = 0
     successor: int = 0  # the next segment in its seal; 0: it is not sealed
     oldest: int = 0  # the oldest needed segment, from its header; 0: not recorded
