@@ -418,9 +418,9 @@ def _coverage_of(rows: Iterable[Row]) -> dict[str, Coverage]:
         ledgers.setdefault(ledger, []).append(Coverage(until, gap_end))
         if stores:
             entities.setdefault(home, set()).add(ledger)
-    whole = {ledger: _latest(parts) for ledger, parts in ledgers.items()}
+    by_ledger = {ledger: _latest(parts) for ledger, parts in ledgers.items()}
     return {
-        home: reduce(Coverage.with_other, (whole[name] for name in names))
+        home: reduce(Coverage.with_other, (by_ledger[name] for name in names))
         for home, names in entities.items()
     }
 
