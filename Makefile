@@ -50,6 +50,8 @@ demo: $(READY) ## watch an application send on while its broker is killed with -
 	$(VENV)/bin/twinbus demo --report build/outage.html $(if $(PRIMARY),--primary $(PRIMARY))
 
 # Six groups that take about as long; tests that start a Spark of their own are with the quick ones.
+PAGES := tests/browser tests/releases tests/scenarios/test_examples.py tests/scenarios/test_pages.py \
+	tests/scenarios/test_readme.py tests/scenarios/test_tutorial.py
 OWN_SPARK := tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
 	tests/spark/test_kills.py tests/spark/test_syphon_command.py tests/spark/test_trace_example.py
 TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spark/test_reconciliation.py \
@@ -59,11 +61,11 @@ TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spa
 test: check ## run the checks and every test, in six processes side by side (15 minutes)
 	@mkdir -p build; rm -f build/error-texts.txt; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
-	$(RUN) -m pytest $(TABLES) >build/test-tables.txt 2>&1 & tables=$$!; \
-	$(RUN) -m pytest tests/scenarios >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
+	$(RUN) -m pytest $(TABLES) $(PAGES) >build/test-tables.txt 2>&1 & tables=$$!; \
+	$(RUN) -m pytest tests/scenarios $(PAGES:%=--ignore=%) >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts tests/simulation >build/test-contracts.txt 2>&1 & contracts=$$!; \
 	$(RUN) -m pytest tests/rabbitmq tests/interop >build/test-peers.txt 2>&1 & peers=$$!; \
-	$(RUN) -m pytest tests/unit tests/browser tests/releases $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/unit $(OWN_SPARK); others=$$?; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
 	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
 	wait $$peers; peers=$$?; cat build/test-peers.txt; \

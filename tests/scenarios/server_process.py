@@ -110,12 +110,8 @@ class Server:
             asking.close()
 
     def metrics(self) -> dict[str, Metric]:
-        return {
-            text_string_to_metric_family.name: text_string_to_metric_family
-            for text_string_to_metric_family in text_string_to_metric_families(
-                self.get("/metrics")[2]
-            )
-        }
+        families = text_string_to_metric_families(self.get("/metrics")[2])
+        return {family.name: family for family in families}
 
     @property
     def log(self) -> str:

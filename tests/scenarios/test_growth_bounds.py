@@ -152,7 +152,7 @@ GROWTHS = {
     ),
     "locked sessions of a queue": Growth(
         queue,
-        "MAX_HELD_SESSIONS",
+        "MAX_LOCKED_SESSIONS",
         root,
         lambda number: AcceptSession("sessions", str(number)),
         ServerBusyError,

@@ -380,6 +380,11 @@ class SimulatedDoor:
 
     # -- called by the connections -------------------------------------------------------------
 
+    def isolated(self, connection: ObservedConnection, work: Callable[[], object]) -> None:
+        """Call `work`; unlike with a real door, its error fails the run."""
+        del connection
+        work()
+
     def has_replies(self, connection: ObservedConnection) -> None:
         self._replying[connection] = None
 
