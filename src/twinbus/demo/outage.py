@@ -33,7 +33,7 @@ from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
 LOCK = timedelta(seconds=10)  # much shorter than PATIENCE_S
-PATIENCE_S = 60.0  # how long to wait for each condition; each takes a few seconds
+PATIENCE_S = 240.0  # how long to wait for each condition; each takes seconds if nobody is busy
 
 
 def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
