@@ -54,7 +54,8 @@ moments = st.datetimes(
     datetime(1980, 1, 1),  # noqa: DTZ001 - the time zone is drawn with it
     datetime(2200, 1, 1),  # noqa: DTZ001
     timezones=st.just(UTC),
-)
+).map(lambda moment: moment.replace(fold=0))
+spans = st.timedeltas(timedelta(microseconds=-(2**63)), timedelta(microseconds=2**63 - 1))
 values = st.one_of(
     texts,
     st.integers(-(2**63), 2**63 - 1),
@@ -62,7 +63,7 @@ values = st.one_of(
     st.booleans(),
     st.binary(max_size=9),
     moments,
-    st.timedeltas(),
+    spans,
     st.uuids(),
 )
 bags = st.dictionaries(texts.filter(bool), values, max_size=3)
