@@ -1,55 +1,72 @@
-"""A RabbitMQ broker as the contract suite sees it: every test has a virtual host of its own.
-
-No test deletes a queue that another test creates again under the same name: a node under load can
-fail to declare such a queue, and then fails for ever.
-"""
+"""A RabbitMQ broker as the contract suite sees it: every test leaves it empty."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any
 
-import pytest
-
-from tests.rabbitmq.conftest import broker, tls
 from twinbus.connection import ConnectionString
+from twinbus.entities import TopicDescription
+from twinbus.errors import EntityNotFoundError
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
+from twinbus.protocol.capabilities import Capability
+from twinbus.protocol.commands import Command, CreateEntity, DeleteEntity
 from twinbus.testing.rabbitmq import RabbitBroker
 
-__all__ = ["broker", "tls", "virtual_hosts"]  # fixtures
 
-_AT_ONCE = 50  # virtual hosts: rabbitmqctl takes a second, whatever it does
-_CREATE = """
-lists:foreach(
-  fun(Number) ->
-    Name = <<"contract-", (integer_to_binary(Number))/binary>>,
-    rabbit_vhost:add(Name, <<"guest">>),
-    All = <<".*">>,
-    rabbit_auth_backend_internal:set_permissions(<<"guest">>, Name, All, All, All, <<"guest">>)
-  end,
-  lists:seq({first}, {last})).
-"""
+class Recorded:
+    """A namespace that remembers the entities it was asked to create."""
 
+    def __init__(self, inner: Namespace) -> None:
+        self._inner = inner
+        self.created: list[CreateEntity] = []
 
-class VirtualHosts:
-    """Gives each test a virtual host that no test has used."""
+    @property
+    def id(self) -> str:
+        return self._inner.id
 
-    def __init__(self, broker: RabbitBroker) -> None:
-        self._broker = broker
-        self._used = self._created = 0
+    @property
+    def capabilities(self) -> frozenset[Capability]:
+        return self._inner.capabilities
 
-    @contextmanager
-    def namespace(self) -> Iterator[Namespace]:
-        """Open a namespace on an unused virtual host."""
-        if self._used == self._created:
-            first, last = self._created + 1, self._created + _AT_ONCE
-            self._broker.node.evaluate(_CREATE.format(first=first, last=last))
-            self._created = last
-        self._used += 1
-        text = self._broker.connection_string(vhost=f"contract-{self._used}")
-        with RabbitNamespace(ConnectionString.parse(text)) as namespace:
-            yield namespace
+    def submit(self, command: Command[Any]) -> "Future[Any]":
+        self._note(command)
+        return self._inner.submit(command)
+
+    def ask(self, command: Command[Any], timeout_s: float | None = None) -> Any:
+        self._note(command)
+        return self._inner.ask(command, timeout_s)
+
+    def _note(self, command: Command[Any]) -> None:
+        if isinstance(command, CreateEntity):
+            self.created.append(command)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
-@pytest.fixture(scope="session")
-def virtual_hosts(broker: RabbitBroker) -> VirtualHosts:
-    return VirtualHosts(broker)
+@contextmanager
+def rabbitmq(broker: RabbitBroker) -> Iterator[Namespace]:
+    """Give a namespace on the broker, and delete what was created in it."""
+    connection = ConnectionString.parse(broker.connection_string())
+    with RabbitNamespace(connection) as inner:
+        recorded = Recorded(inner)
+        try:
+            yield recorded
+        finally:
+            inner.close()  # messages that are still locked are requeued
+            if recorded.created:
+                with RabbitNamespace(connection) as cleaner:
+                    _delete(cleaner, recorded.created)
+
+
+def _delete(namespace: RabbitNamespace, created: list[CreateEntity]) -> None:
+    """Delete entities, topics after their subscriptions."""
+    paths = {
+        command.description.path: isinstance(command.description, TopicDescription)
+        for command in created
+    }
+    for path in sorted(paths, key=lambda path: paths[path]):
+        with suppress(EntityNotFoundError):
+            namespace.ask(DeleteEntity(path), 30)

@@ -45,7 +45,9 @@ POLICY = RetryPolicy(
     min_backoff=timedelta(milliseconds=20),
     max_backoff=timedelta(milliseconds=200),
 )
-PATIENT = replace(POLICY, operation_timeout=timedelta(seconds=30))  # outwaits a busy server
+PATIENT = replace(  # outwaits a busy server
+    POLICY, operation_timeout=timedelta(seconds=30), try_timeout=timedelta(seconds=30)
+)
 AT_ONCE = timedelta(0)
 PING_INTERVAL = timedelta(seconds=1)
 R = TypeVar("R")
