@@ -63,7 +63,7 @@ def live_and_die(folder: Path, ledger: Ledger, seed: int, generator: random.Rand
     """Start a broker, audit what it holds, let it work, kill it."""
     ledger.lives += 1
     worker = [sys.executable, "-m", "tests.soak.crash_worker", str(folder)]
-    reported = folder / "told.txt"
+    reported = folder / "reported.txt"
     with reported.open("w") as out:
         process = subprocess.Popen(
             [*worker, "--life", str(ledger.lives), "--seed", str(seed)], stdout=out

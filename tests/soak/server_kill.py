@@ -98,7 +98,7 @@ class Outcome:
 def _clients(folder: Path, server: ServerProcess, seed: int) -> "list[subprocess.Popen[str]]":
     started = []
     for number in range(CLIENTS):
-        with (folder / f"told-{number}.txt").open("w") as reported:
+        with (folder / f"reported-{number}.txt").open("w") as reported:
             client = subprocess.Popen(
                 [sys.executable, "-m", "tests.soak.server_kill_client", str(number), str(seed)],
                 stdin=subprocess.PIPE,
@@ -148,7 +148,7 @@ def run(kills: int, seed: int, *, progress: bool = False) -> Outcome:
                 _finish(client)
             ledger = Ledger()
             for number in range(CLIENTS):
-                ledger.read(folder / f"told-{number}.txt")
+                ledger.read(folder / f"reported-{number}.txt")
             _drain(server.connection_string, ledger)
             outcome = ledger.judge(killed)
             outcome.kills = kills

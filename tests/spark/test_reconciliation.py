@@ -323,18 +323,18 @@ def test_files_that_are_merged_while_spark_reads_them_count_once(
         metered |= {"bucket": at, "count": 1, "messages": 1, "bytes": 10, "units": 1}
         for kind, row in zip(kinds, (one, metered), strict=True):
             ledgers[kind].write(pa.Table.from_pylist([row], SCHEMAS[kind]), moment_us(at))
-    told: list[str] = []
+    texts: list[str] = []
 
     def merge_meanwhile(text: str) -> None:
-        if text == "operations ..." and text not in told:
+        if text == "operations ..." and text not in texts:
             for kind, ledger in ledgers.items():
                 ledger.write(SCHEMAS[kind].empty_table(), moment_us(NOON + timedelta(days=1)))
-        told.append(text)
+        texts.append(text)
 
     report = make_report(
         spark, ReportSettings([tmp_path], load_sheet("zero")), on_progress=merge_meanwhile
     )
-    assert any("was merged or deleted meanwhile" in text for text in told)
+    assert any("was merged or deleted meanwhile" in text for text in texts)
     assert [(row.status, row.messages) for row in report.statuses] == [("waiting", 4)]
     assert [row.operations for row in report.stages] == [4]
 

@@ -198,7 +198,9 @@ def test_two_syphons_share_the_work(twins: Twins) -> None:
             for queue in range(3):
                 sent += twins.divert_ids(numbered(f"{queue}/{part}", 200), queue=queue)
         until(lambda: twins.waiting() == 0, "all is home")
-        until(lambda: first.progress.moved + second.progress.moved == len(sent), "both told")
+        until(
+            lambda: first.progress.moved + second.progress.moved == len(sent), "both have reported"
+        )
         assert first.progress.moved
         assert second.progress.moved
     home = twins.primary.ids()

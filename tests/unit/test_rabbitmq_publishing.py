@@ -1,4 +1,4 @@
-"""Sends that end early: every caller is told, and told once."""
+"""Sends that end early: every caller gets its outcome once."""
 
 import asyncio
 from types import SimpleNamespace
@@ -38,11 +38,13 @@ def route() -> _PublishingRoute:
     return _PublishingRoute("orders", Publisher(connection), connection)
 
 
-def dispatch(told: list[MessagingError | None], *, published: int, unconfirmed: int) -> Dispatch:
+def dispatch(
+    outcomes: list[MessagingError | None], *, published: int, unconfirmed: int
+) -> Dispatch:
     def encode(_to_topic: bool) -> list[Publication]:
         return []
 
-    made = Dispatch("orders", range(3), encode, told.append)
+    made = Dispatch("orders", range(3), encode, outcomes.append)
     made.next, made.unconfirmed = published, unconfirmed
     return made
 
@@ -50,35 +52,35 @@ def dispatch(told: list[MessagingError | None], *, published: int, unconfirmed: 
 @pytest.mark.parametrize("published", [0, 2])
 def test_a_send_that_has_nothing_to_wait_for_ends_at_once(published: int) -> None:
     async def story() -> list[MessagingError | None]:
-        told: list[MessagingError | None] = []
-        one = route()
-        one._waiting.append(dispatch(told, published=published, unconfirmed=0))
-        one.fail_waiting(BUSY)
-        return told
+        outcomes: list[MessagingError | None] = []
+        publisher = route()
+        publisher._waiting.append(dispatch(outcomes, published=published, unconfirmed=0))
+        publisher.fail_waiting(BUSY)
+        return outcomes
 
     assert asyncio.run(story()) == [BUSY]
 
 
 def test_a_send_with_messages_on_their_way_ends_with_the_last_confirm() -> None:
     async def story() -> tuple[list[MessagingError | None], list[MessagingError | None]]:
-        told: list[MessagingError | None] = []
-        one = route()
-        one._waiting.append(dispatch(told, published=2, unconfirmed=1))
-        one.fail_waiting(BUSY)
-        before = list(told)
-        one.fail_unconfirmed(QuotaExceededError("full"))  # of others
-        return before, told
+        outcomes: list[MessagingError | None] = []
+        publisher = route()
+        publisher._waiting.append(dispatch(outcomes, published=2, unconfirmed=1))
+        publisher.fail_waiting(BUSY)
+        before = list(outcomes)
+        publisher.fail_unconfirmed(QuotaExceededError("full"))  # of others
+        return before, outcomes
 
     before, after = asyncio.run(story())
     assert before == after == []
 
 
-def test_a_caller_is_told_once() -> None:
-    told: list[MessagingError | None] = []
-    one = dispatch(told, published=3, unconfirmed=0)
-    one.finish(None)
-    one.finish(BUSY)
-    assert told == [None]
+def test_a_caller_gets_one_outcome() -> None:
+    outcomes: list[MessagingError | None] = []
+    send = dispatch(outcomes, published=3, unconfirmed=0)
+    send.finish(None)
+    send.finish(BUSY)
+    assert outcomes == [None]
 
 
 def test_a_send_without_a_reply_in_time_names_the_rows_that_were_accepted() -> None:
