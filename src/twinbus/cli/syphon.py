@@ -2,7 +2,6 @@
 
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -184,11 +183,11 @@ def syphon(
         display.refresh(before_spark)
         with BorrowedSession(master, conf):
             # Until here Ctrl-C ends the command at once; from here on it stops after the batch.
-            stopping = threading.Event()
+            signals: list[int] = []  # no Event: a second signal could interrupt its lock
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: stopping.set())
+                signal.signal(number, lambda arrived, _: signals.append(arrived))
             with Syphon(settings, once=once, watch=watch) as running:
-                _follow(running, stopping, display, before_spark)
+                _follow(running, signals, display, before_spark)
     display.print_line(running.progress)
     _report_end(running.progress, once=once)
 
@@ -246,15 +245,15 @@ def _backlog(manager: NamespaceManager, queues: Iterable[str]) -> SyphonProgress
 
 def _follow(
     running: Syphon,
-    stopping: threading.Event,
+    signals: list[int],
     display: SyphonDisplay,
     before_spark: SyphonProgress,
 ) -> None:
     """Show the progress until the syphon ends or is asked to stop."""
-    while not stopping.is_set() and not running.wait(PROGRESS_LOOK_S):
+    while not signals and not running.wait(PROGRESS_LOOK_S):
         progress = running.progress
         display.refresh(progress if progress.at else before_spark)
-    if stopping.is_set():
+    if signals:
         click.echo("stopping after this batch ...", err=True)
 
 
