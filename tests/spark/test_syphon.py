@@ -264,7 +264,7 @@ def test_an_extra_queue_is_drained_on_request_and_only_of_diverted_messages(
     twins.primary.queue()
     kept, extra = twins.queues[:2], twins.queues[2]
     of_pairing = twins.divert_ids(["ours"])
-    of_extra = twins.divert_ids(["theirs", "theirs, too"], queue=2)
+    of_extra = twins.divert_ids(["extra 1", "extra 2"], queue=2)
     twins.secondary.send(extra, BrokeredMessage(b"x", message_id="no path"))
     with_path = backlog_of(twins, 2)
     assert list(with_path.extra.values()) == [extra]
