@@ -36,11 +36,11 @@ TURN = 100  # messages
 BATCH = 1000
 
 
-def service_bus(text: str) -> str:
-    """Return the connection string of a server for the SDK, which names the namespace `shop`."""
+def service_bus(text: str, name: str = "shop") -> str:
+    """Return the connection string of a server for the SDK, which names the namespace."""
     native = ConnectionString.parse(text)
     return (
-        f"Endpoint=sb://localhost:{native.port};Name=shop;SharedAccessKeyName={native.key_name};"
+        f"Endpoint=sb://localhost:{native.port};Name={name};SharedAccessKeyName={native.key_name};"
         f"SharedAccessKey={native.key};UseDevelopmentEmulator=true"
     )
 

@@ -8,6 +8,10 @@ in a process of its own that serves both namespaces: it warms up with a small ba
 query, fills the backlog, and starts the query again. The rate counts from the first lease until the
 syphon tells that the last message is home and settled. Starting Spark is told apart. `others` is
 the part of the machine that others had meanwhile: rows that differ in it do not compare.
+
+The syphon also drains a secondary at sb://, which has no ranges to lease: its workers receive under
+lock through the official SDK, from a Twinbus server that speaks the Service Bus dialect. The server
+flushes every settlement.
 """
 
 import json
@@ -26,6 +30,7 @@ from typing import TYPE_CHECKING
 from measure import Others, Report, processes
 from movers import Mover, Shovel, Sources
 from pairing import make_queues, server
+from service_bus import service_bus
 
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager
 from twinbus.entities import backlog_queue_path
@@ -34,7 +39,8 @@ from twinbus.message import to_batch
 from twinbus.pairing.backlog import diverted
 from twinbus.pairing.backlog_queues import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity
-from twinbus.protocol.commands import Send
+from twinbus.protocol.commands import Origin, Send
+from twinbus.protocol.origins import sender_source
 from twinbus.spark.session import start_session
 from twinbus.syphon.desk import SyphonProgress
 from twinbus.syphon.syphon import Syphon, SyphonSettings
@@ -55,6 +61,8 @@ BACKLOGS = (100_000, MESSAGES, 2_000_000)
 PARTITIONS, PARTITION_MESSAGES = (1, 2, 4), 200_000  # in flight
 PICK_UPS, PICK_UP_GOAL_S = 5, 2.0  # of a message put into an idle backlog
 RANGES, ROWS = "ranges", "rows"  # ways to carry messages: what Spark's rows hold
+LOCKS = "locks"  # under lock, from a secondary at sb://
+LOCKED_MESSAGES = 50_000
 LOOK_S = 0.02
 PLANNING_S = 0.1  # at most, from the first lease of a batch until its plan is told
 PATIENCE_S = 600.0
@@ -115,9 +123,9 @@ def processor_seconds(servers: dict[str, int]) -> dict[str, float]:
 
 
 @contextmanager
-def served(folder: Path, name: str) -> Iterator[tuple[str, int]]:
+def served(folder: Path, name: str, *options: str) -> Iterator[tuple[str, int]]:
     """Serve a namespace; give its connection string and its process."""
-    command = [str(part) for part in server(folder, name)]
+    command = [*map(str, server(folder, name)), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -131,16 +139,22 @@ def served(folder: Path, name: str) -> Iterator[tuple[str, int]]:
 class TwinbusPair:
     """Two servers, a session of Spark, and backlogs to bring home."""
 
-    def __init__(self, stack: ExitStack, folder: Path, partitions: int, *, rows: bool) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, partitions: int, way: str) -> None:
         self._partitions = partitions
-        self._rows = rows  # carry messages, not ranges
+        self._way = way
         self._primary, primary_process = stack.enter_context(served(folder, PRIMARY))
-        self._secondary, secondary_process = stack.enter_context(served(folder, "secondary"))
+        certificate = folder / "certificate"  # the SDK's administration client needs TLS
+        options = ("--tls", str(certificate)) if way == LOCKS else ()
+        secondary, secondary_process = stack.enter_context(served(folder, "secondary", *options))
+        self._secondary = secondary
+        if way == LOCKS:
+            ca_file = certificate / "ca.pem"
+            self._secondary = f"{service_bus(secondary, 'secondary')};CaFile={ca_file}"
         self._servers = {"primary": primary_process, "secondary": secondary_process}
         manager, factory = NamespaceManager, MessagingFactory
         self._home = stack.enter_context(manager.from_connection_string(self._primary))
-        self._away = stack.enter_context(manager.from_connection_string(self._secondary))
-        self._sender = stack.enter_context(factory.from_connection_string(self._secondary))
+        self._away = stack.enter_context(manager.from_connection_string(secondary))
+        self._sender = stack.enter_context(factory.from_connection_string(secondary))
         for index in range(BACKLOG_QUEUES):
             self._away.create_queue(describe_backlog_queue(PrimaryIdentity(PRIMARY), index))
         found = find_backlog_queues(self._away, PrimaryIdentity(PRIMARY), BACKLOG_QUEUES)
@@ -171,11 +185,14 @@ class TwinbusPair:
         orders = f"orders-{self._drained}"
         make_queues(self._primary, orders)
         bodies = [BrokeredMessage(os.urandom(BODY_BYTES)) for _ in range(BATCH)]
-        batch = diverted(to_batch(bodies), orders)
+        batch = to_batch(bodies)
         for first in range(0, messages, BATCH):
             path = backlog_queue_path(PRIMARY, first // BATCH % BACKLOG_QUEUES)
             part = batch.slice(0, messages - first)
-            self._sender.courier.namespace.ask(Send(path, part))
+            numbers = range(first, first + part.num_rows)
+            # The pairing numbers every message that it diverts to a secondary without ranges.
+            origin = Origin(sender_source(self._drained), numbers) if self._way == LOCKS else None
+            self._sender.courier.namespace.ask(Send(path, diverted(part, orders, origin)))
         return orders
 
     def _start(self) -> Syphon:
@@ -184,7 +201,7 @@ class TwinbusPair:
                 primary=self._primary,
                 secondary=self._secondary,
                 queues=self._queues,
-                transform=_as_they_are if self._rows else None,
+                transform=_as_they_are if self._way == ROWS else None,
             )
         )
 
@@ -263,7 +280,7 @@ def drain_here(way: str, partitions: int, backlogs: Sequence[int]) -> None:
     """Bring backlogs home and print what came of each, as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
-        ours = TwinbusPair(stack, folder, partitions, rows=way == ROWS)
+        ours = TwinbusPair(stack, folder, partitions, way)
         print(json.dumps([ours.session_s, ours.warm_up(), ours.pick_up()]), flush=True)
         for messages in backlogs:
             print(json.dumps(asdict(ours.drain(messages))), flush=True)
@@ -377,6 +394,9 @@ def main() -> None:
     rows = drains(CORES, [messages], ROWS)[1][messages]
     name = f"the same with messages in Spark's rows, of {messages:,}"
     print(f"{name:<64} {rows.rate:>12,.0f} {rows.others:>8.0%}", flush=True)
+    locked = drains(CORES, [LOCKED_MESSAGES], LOCKS)[1][LOCKED_MESSAGES]
+    name = f"the same from a secondary at sb://, of {LOCKED_MESSAGES:,}"
+    print(f"{name:<64} {locked.rate:>12,.0f} {locked.others:>8.0%}", flush=True)
     shovelled = QUICK_SHOVEL_MESSAGES if quick else messages
     shovel, sources = measure_peers([(Shovel(), shovelled), (Sources(), messages)])
     print(
@@ -395,6 +415,7 @@ def main() -> None:
         part = ours.rate / sources
         print(f"\npart of the rate of NATS: {part:.2f} ({'near' if part >= NEAR else 'not near'})")
     if shovel is not None:
+        print(f"from a secondary at sb://, part of the rate of Shovel: {locked.rate / shovel:.2f}")
         report.add("messages home, times RabbitMQ Shovel", ours.rate / shovel, 5)
     report.finish()
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -54,6 +55,9 @@ from twinbus.protocol.commands import (
 )
 from twinbus.protocol.origins import ORIGIN_PROPERTY, message_id_of, sender_source
 from twinbus.servicebus.messages import read_delivered
+from twinbus.syphon.desk import Desk
+from twinbus.syphon.locked_planner import LockedPlanner
+from twinbus.syphon.planner import PlannerSettings
 
 OF_EVERY_TYPE: dict[str, Any] = {
     "str": "grüße",
@@ -275,6 +279,22 @@ def test_a_waiting_receive_is_withdrawn_when_the_namespace_closes(bus: Site, pat
     bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
     [message] = to_messages(bus.broker.ask(Receive(path)))
     assert message.delivery_count == 0
+
+
+def test_a_stopped_syphon_locks_no_message_that_arrives_later(
+    bus: Site, path: str, tmp_path: Path
+) -> None:
+    """Otherwise later messages would overtake it on their way home."""
+    azure, desk = AzureNamespace(bus.connection, bus.clock), Desk(tmp_path)
+    settings = PlannerSettings(owner="syphon", queues=(path,), retry_interval=timedelta(seconds=1))
+    planner = LockedPlanner(azure, settings, desk, bus.clock)
+    before = bus.broker.snapshot().open_receives
+    assert planner.next_tasks(0.0) == []
+    until(lambda: bus.broker.snapshot().open_receives > before)
+    desk.ask_to_stop()
+    assert planner.next_tasks(0.0) == []
+    bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
+    assert bus.broker.ask(Receive(path)).num_rows == 1
 
 
 def test_an_idle_link_is_closed(bus: Site, path: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ The planner runs in the process of Spark's streaming source, on the driver. It a
 for one message with one long poll, so that an idle queue costs one operation per poll and the
 planner notices a new message at once. The planner releases that message, and a worker receives it
 together with those behind it. The planner does not poll a queue while a worker visits it: other
-messages would overtake the polled one.
+messages would overtake the polled one. A planner that stops withdraws its polls: otherwise they
+could lock the first messages that arrive afterwards, and later messages would overtake those.
 
 Spark calls `next_tasks` from one thread; replies arrive on other threads.
 """
@@ -112,6 +113,7 @@ class LockedPlanner:
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
+            self.close()  # now, because Spark may leave no time for it later
             self._publish(is_stopped=True)
             return []
         with self._lock:
@@ -253,8 +255,9 @@ class LockedPlanner:
         )
 
     def close(self) -> None:
-        """Stop reporting failed polls; messages of polls in flight are still released."""
+        """Withdraw the polls in flight and close the connection to the secondary."""
         self._is_closed = True
+        self._secondary.close()
 
     # -- numbers -----------------------------------------------------------------------------------
 
