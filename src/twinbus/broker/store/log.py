@@ -96,6 +96,7 @@ class Log:
         self._accept_damage = accept_damage
         self._reserve = directory / "reserve" if keeps_reserve else None
         self.is_on_reserve = False  # the active segment uses the reserve: the disk is full
+        self.is_full = False  # the disk had no space for the last record that needs any
         self._lock, self.seen_record = lock_directory(directory)
         self.segments: dict[int, Segment] = {}  # oldest first
         self.cut_bytes = 0  # size of the torn tail found at the start
@@ -132,6 +133,8 @@ class Log:
             self._make_durable(self._active())
         self._is_replayed = True
         self._keep_reserve()
+        if self._reserve is not None and self.segments:
+            self.is_on_reserve = not self.has_reserve  # it was used, and the disk is still full
 
     def _make_durable(self, newest: Segment) -> None:
         """Write the last record again and sync it, and sync the names of the segments.
@@ -420,9 +423,10 @@ class Log:
         try:
             if self._soiled or self.is_on_reserve or self._wants_new_segment:
                 self._prepare(frees_space=frees_space)
-            return self._append(self._active(), parts)
+            places = self._append(self._active(), parts)
         except OSError as error:
             self._soiled = True
+            self.is_full = error.errno == errno.ENOSPC
             self._take_back()
             raise StoreUnavailableError(
                 f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
@@ -430,13 +434,16 @@ class Log:
                 directory=str(self.directory),
                 errno=error.errno,
             ) from error
+        self.is_full = self.is_full and frees_space
+        return places
 
     def _prepare(self, *, frees_space: bool) -> None:
         """Ensure that the active segment can accept a record.
 
         After a failed append, the log continues in a new segment: after a failed sync the content
         of the page cache is unknown, so the file is not used any more. The reserve is for records
-        that free space; any other record needs a new segment.
+        that free space; any other record needs a new segment, and a new reserve before it: without
+        one, nothing could be settled when the disk is full again.
         """
         if self._soiled:
             self._take_back()
@@ -444,6 +451,8 @@ class Log:
         if not (self._soiled or leaves_reserve or self._wants_new_segment):
             return
         try:
+            if leaves_reserve and self._reserve is not None:
+                self._make_reserve(self._reserve)
             self._begin_segment(must_reserve=leaves_reserve)
             self.is_on_reserve = False
         except OSError as error:
@@ -459,22 +468,41 @@ class Log:
         """Whether the reserve exists."""
         return self._reserve is not None and self._reserve.exists()
 
+    @property
+    def reserve_left(self) -> int:
+        """How many bytes of the reserve are left for records."""
+        if self.is_on_reserve:
+            return max(0, self._reserve_bytes - self._active().size)
+        return self._reserve_bytes if self.has_reserve else 0
+
+    @property
+    def _reserve_bytes(self) -> int:
+        return min(RESERVE_BYTES, self._segment_bytes)
+
     def _keep_reserve(self) -> None:
         """Create the reserve again if it was used and the disk has space; failing is no error."""
-        if self._reserve is None or self._reserve.exists() or self.is_on_reserve:
+        if self._reserve is not None and not self.is_on_reserve:
+            with suppress(OSError):
+                self._make_reserve(self._reserve)
+
+    def _make_reserve(self, reserve: Path) -> None:
+        """Create the reserve if it is missing; raise OSError if the disk has no space for it."""
+        if reserve.exists():
             return
-        draft = self._reserve.with_suffix(".draft")
-        size = min(RESERVE_BYTES, self._segment_bytes)
-        with suppress(OSError):
-            descriptor = self._storage.create(draft, size)
-            try:
-                _check_space(descriptor, size)
-            except OSError:
-                self._storage.remove(draft)
-                raise
-            finally:
-                os.close(descriptor)
-            self._storage.rename(draft, self._reserve)
+        draft = reserve.with_suffix(".draft")
+        spare = next(iter(self._spares()), None)
+        if self.is_on_reserve and spare is not None:
+            self._storage.rename(spare, draft)  # a full disk has no other space
+        descriptor = self._storage.create(draft, self._reserve_bytes)
+        try:
+            _check_space(descriptor, self._reserve_bytes)
+            self._storage.truncate(descriptor, self._reserve_bytes)
+        except OSError:
+            self._storage.remove(draft)
+            raise
+        finally:
+            os.close(descriptor)
+        self._storage.rename(draft, reserve)
 
     def _append(self, segment: Segment, parts: Sequence[Part]) -> list[PartPosition]:
         offset = segment.size + RECORD_HEADER.size + len(parts) * PART_HEADER.size
@@ -536,10 +564,11 @@ class Log:
         is_reserve = spare == self._reserve
         is_old = spare.suffix == ".spare" and spare.name != _NEW and spare.exists()
         written = spare.stat().st_size if is_old else 0
-        descriptor = self._storage.create(spare, 0 if is_reserve else self._segment_bytes)
+        size = self._reserve_bytes if must_reserve else self._segment_bytes
+        descriptor = self._storage.create(spare, 0 if is_reserve else size)
         try:
             if must_reserve:
-                _check_space(descriptor, min(self._segment_bytes, RESERVE_BYTES))
+                _check_space(descriptor, size)
             salt = int.from_bytes(os.urandom(8), "little")
             segment = Segment(
                 number, path, ALIGNMENT, salt, is_own=True, first_record=self._next_record
@@ -651,6 +680,10 @@ class Log:
 
 
 def _check_space(descriptor: int, size: int) -> None:
-    """Raise OSError if a file has less space than this on the disk."""
-    if os.fstat(descriptor).st_blocks * 512 < size:
+    """Raise OSError if a file has less space than this on the disk, and the disk has no more.
+
+    A file system that compresses, or that cannot reserve space, gives an empty file no blocks.
+    """
+    system = os.fstatvfs(descriptor)
+    if max(os.fstat(descriptor).st_blocks * 512, system.f_bavail * system.f_frsize) < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

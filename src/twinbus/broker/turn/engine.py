@@ -480,17 +480,35 @@ class Engine:
         """Do maintenance for which nobody waits."""
         if self.health.spilling or self.log.is_on_reserve:
             self._compaction.drop_empty()
+            self._compact_full_disk()
         self.namespace.reclaim()
         if self._ledgers.is_due(now):
             self._ledgers.end_turn(now, self.log.last_record, self._standing)
         if not self.health.is_well or self.watch.has_news:
             self.watch.look(self.health, self.spill, now)
 
+    def _compact_full_disk(self) -> None:
+        """Empty the oldest segment if little is left in it, so that its space can be used again.
+
+        Few messages may stay there for long, such as dead letters: all space behind them would
+        stay in use, however many messages are settled. The log writes them to its reserve.
+        """
+        log = self.log
+        while log.is_full or log.is_on_reserve:
+            if not self._compaction.may_empty_oldest(log.reserve_left):
+                return
+            commit = self._new_commit()
+            commit.only_compacts = True
+            self._compaction.stage(commit, log.reserve_left // 2)
+            if not self._finish(commit, ()):
+                return
+
     def _new_commit(self) -> Commit:
         kept, self._kept = self._kept, Entries()
         return Commit(self.namespace.shared.bodies.next_number, kept)
 
-    def _finish(self, commit: Commit, requests: Sequence[Request]) -> None:
+    def _finish(self, commit: Commit, requests: Sequence[Request]) -> bool:
+        """Write a commit and answer; return whether the log did not refuse it."""
         # A healthy log writes settlements right after they are answered. With storage trouble that
         # may fail, so they are answered only after they are written.
         if not commit.must_sync and not (self.health.spilling and commit.has_settled):
@@ -502,19 +520,20 @@ class Engine:
             commit.replies.clear()
             commit.operations.clear()
             self._answer(commit)
-            return
+            return True
         try:
             if not commit.is_empty:
                 self._append(commit)
         except StoreUnavailableError as error:
             self._refuse(commit, requests, error)
-            return
+            return False
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # some refer to the commit and to deleted entities
         if self._held:
             self._release_held(commit)
         self._answer(commit)
+        return True
 
     def _release_held(self, commit: Commit) -> None:
         """Answer replies that waited for the log with this commit."""
@@ -523,7 +542,7 @@ class Engine:
         self._held, self._uncounted = [], []
 
     def _append(self, commit: Commit) -> None:
-        frees_space = commit.brings_nothing
+        frees_space = commit.frees_space
         try:
             self._append_once(commit, frees_space=frees_space)
         except StoreUnavailableError:
