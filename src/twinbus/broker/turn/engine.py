@@ -31,7 +31,8 @@ from twinbus.broker.store.spill import Spill, StoreHealth
 from twinbus.broker.store.storage import Storage
 from twinbus.broker.turn.diagnostics import write_bundle
 from twinbus.broker.turn.healing import Healing
-from twinbus.broker.turn.namespace import NamespaceSettings, cause_of
+from twinbus.broker.turn.isolation import cause_of
+from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.broker.turn.recovery import LogRecovery, identity_fact, nonce
 from twinbus.broker.turn.self_check import SelfCheck
 from twinbus.broker.turn.spilling import Spilling
@@ -277,7 +278,7 @@ class Engine:
         now = self._look_at_clock()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
-        self.namespace.storage_bytes = self.log.size_in_bytes
+        self.namespace.overload.storage_bytes = self.log.size_in_bytes
         for path in self.spill.paths:
             self.namespace.keep_alive(path, now)  # it has spilled messages
         self.namespace.tick(now, commit)
@@ -436,7 +437,7 @@ class Engine:
         left = {id(request) for request in self._spilling.spill_sends(sends, self._now)}
         for request in sends:
             if id(request) in left and isinstance(request.command, Send):
-                self.namespace.meter_refused(request.command, error)
+                self.namespace.sends.meter_refused(request.command, error)
         spilled = {id(request) for request in sends} - left
         for request, _ in commit.replies:
             if id(request) not in spilled:

@@ -69,7 +69,10 @@ class Spilling:
         probe: Fact,
         pauses: dict[str, int],
     ) -> None:
-        self._namespace = namespace
+        self._directory = namespace.directory
+        self._transfers = namespace.transfers
+        self._sends = namespace.sends
+        self._isolation = namespace.isolation
         self._spill = spill
         self._health = health
         self._probe = probe  # what is written to find out whether the log accepts records
@@ -92,25 +95,27 @@ class Spilling:
                 left.append(request)
                 continue
             work = partial(self._spill_one, request, request.command, left, now)
-            error = self._namespace.alone(work, Commit(0), f"a send to {request.command.path}")
-            if error is not None:
+            failure = self._isolation.attempt(work, Commit(0))
+            if failure is not None:
+                path = request.command.path
+                error = self._isolation.report(failure, f"a send to {path}")
                 request.fail(error)
-                self._namespace.meter_refused(request.command, error)
+                self._sends.meter_refused(request.command, error)
         return left
 
     def _spill_one(self, request: Request, command: Send, left: list[Request], now: int) -> None:
-        batch = self._namespace.check_send(command)
+        batch = self._sends.check_send(command)
         if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
             left.append(request)  # its sequence number, needed to cancel it, is not known here
             return
         self._check_room(command.path, batch)
         self._spill.append(command.path, batch, command.origin, request.principal.id, now)
         request.answer(SendReceipt([0] * batch.num_rows))
-        self._namespace.meter_spilled(command, batch)
+        self._sends.meter_spilled(command, batch)
 
     def _check_room(self, path: str, batch: pa.RecordBatch) -> None:
         """Refuse a send for which its entity or the spill store has no room."""
-        entity = self._namespace.directory.entity(path)
+        entity = self._directory.entity(path)
         if counted(sizes(batch)) > entity.room - self._spill.bytes[path.lower()]:
             raise full(entity)
         if self._spill.size_in_bytes >= MAX_SPILL_BYTES:
@@ -136,10 +141,12 @@ class Spilling:
             path = spilled.send.path
             if path.lower() in pauses:
                 continue
-            work = partial(self._namespace.take_spilled, spilled.send, spilled.owner, now, commit)
-            if self._namespace.alone(work, commit, f"a spilled send to {path}") is None:
+            work = partial(self._sends.take_spilled, spilled.send, spilled.owner, now, commit)
+            failure = self._isolation.attempt(work, commit)
+            if failure is None:
                 moved.append(spilled.position)
             else:
+                self._isolation.report(failure, f"a spilled send to {path}")
                 pauses[path.lower()] = now + SPILL_FAILURE_PAUSE_US
         self._pauses.clear()
         self._pauses.update(pauses)
@@ -165,7 +172,7 @@ class Spilling:
         done = self._spill.moved(positions)
         if done:
             for source in done:
-                self._namespace.transfers.forget(source)
+                self._transfers.forget(source)
                 next_entries.facts.append(Fact(TAKEN, source, None))
             self._health.recovered()
 
