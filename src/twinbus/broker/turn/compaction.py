@@ -19,10 +19,10 @@ from twinbus.broker.store.commit import Commit, Effect
 from twinbus.broker.store.log import Log
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.limits import (
+    CARRIED_ID_BYTES,
     COMPACTION_GARBAGE_RATIO,
     COMPACTION_STEP_BYTES,
     COMPACTION_STEP_QUEUES,
-    REMEMBERED_ID_BYTES,
 )
 
 _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
@@ -139,7 +139,7 @@ class Compaction:
             needed = self._bodies.live_bytes_in(oldest)
         elif self._may_drop_oldest():
             remembered = self._remembered_in(oldest)
-            needed = REMEMBERED_ID_BYTES * sum(len(ids) for ids in remembered.values())
+            needed = CARRIED_ID_BYTES * sum(len(ids) for ids in remembered.values())
         else:
             return False
         return needed <= room / 2
