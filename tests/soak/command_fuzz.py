@@ -47,12 +47,11 @@ from twinbus.errors import (
 from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import DELIVERY_SCHEMA, to_messages
 from twinbus.protocol import commands as c
+from twinbus.protocol.frames import FrameKind, FrameReader
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.rows import DeliveryRows
 from twinbus.protocol.wire import (
-    FrameKind,
-    FrameReader,
     decode_command,
     decode_error,
     decode_value,

@@ -49,13 +49,13 @@ from twinbus.limits import (
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.commands import Command
+from twinbus.protocol.frames import Buffers
 from twinbus.protocol.requests import (
     BlockingRequest,
     FutureRequest,
     complete_all,
     unanswered,
 )
-from twinbus.protocol.wire import Buffers
 
 R = TypeVar("R")
 _FEW_PIECES, _SMALL_FRAME_BYTES = 4, 16 * 1024  # up to these, one copy is cheaper than sendmsg
