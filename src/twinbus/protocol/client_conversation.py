@@ -1,6 +1,6 @@
 """The client's end of a connection, without IO: bytes and `now` in, bytes and outcomes out.
 
-The driver (namespace/server.py, or a simulation) passes in requests and the bytes that it has
+The driver (namespace/server_link.py, or a simulation) passes in requests and the bytes that it has
 read, writes the bytes that `take_outgoing` returns, calls `tick` at the time `next_event`, and
 delivers the outcomes. `now` is in microseconds and never decreases.
 
