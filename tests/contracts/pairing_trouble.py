@@ -1,14 +1,11 @@
 """What the tests of a pairing in trouble have in common."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.contracts.pairing_words import (
     AT_ONCE,
@@ -38,16 +35,6 @@ SECOND = timedelta(seconds=1)
 OPENED, CLOSED, FAULTED = FactoryState.OPENED, FactoryState.CLOSED, FactoryState.FAULTED
 DEADLINE_S = 20.0  # what has not happened by then never does
 FEW_QUEUES, MANY_QUEUES = 2, 10
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Return when other threads have made it so."""
-    pause = threading.Event()
-    for _ in range(int(DEADLINE_S / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    pytest.fail("it never came to be")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.keys import ROOT
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     Claim,
@@ -142,16 +143,6 @@ def refused(client: ServerNamespace, command: Command[Any] = LIST) -> MessagingE
     with pytest.raises(MessagingError) as caught:
         client.ask(command, 20)
     return caught.value
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Return when other threads have made it so."""
-    pause = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        pause.wait(0.005)
-    pytest.fail("it never came to be")
 
 
 # -- who is let in ---------------------------------------------------------------------------------
@@ -360,7 +351,7 @@ def test_a_connection_that_ended_makes_room_for_another(tmp_path: Path, clock: M
         first.ask(LIST)
         assert isinstance(refused(second), ServerBusyError)
         first.close()
-        eventually(lambda: server.door.connections == 0)
+        until(lambda: server.door.connections == 0)
         assert len(second.ask(LIST)) == 3
 
 
@@ -383,7 +374,7 @@ def test_a_receive_of_a_client_that_left_takes_no_message(
     receiving = client.submit(Receive(ORDERS, 1, LONG))
     client.ask(LIST)
     leave(client)
-    eventually(lambda: server.door.connections == 0)
+    until(lambda: server.door.connections == 0)
     server.namespace.ask(SENDING)
     assert server.take() == [b"order"]
     assert isinstance(receiving.exception(timeout=20), MessagingError | None)
@@ -397,7 +388,7 @@ def test_a_client_that_left_while_it_waited_for_a_session_holds_none(
     client.submit(AcceptSession(SESSIONS, None, LONG))
     client.ask(LIST)
     leave(client)
-    eventually(lambda: server.door.connections == 0)
+    until(lambda: server.door.connections == 0)
     server.namespace.ask(Send(SESSIONS, [replace(ORDER, session_id="a")]))
     assert server.namespace.ask(AcceptSession(SESSIONS, "a")).lock.session_id == "a"
 
@@ -411,10 +402,10 @@ def test_messages_that_could_not_be_delivered_are_given_back(server: Server) -> 
     reading = threading.Event()
     client.submit(LIST).add_done_callback(lambda _: reading.wait(30))  # it reads no further
     client.submit(Receive(ORDERS, 400))
-    eventually(lambda: server.operations("Receive") == 1)
+    until(lambda: server.operations("Receive") == 1)
     hang_up(client)
     reading.set()
-    eventually(lambda: server.door.connections == 0 and server.operations("Settle") == 1)
+    until(lambda: server.door.connections == 0 and server.operations("Settle") == 1)
     given_back = server.receive_all()
     assert len(given_back) == 400
     assert {message.delivery_count for message in given_back} == {0}
@@ -460,7 +451,7 @@ def test_a_closing_server_takes_no_message_for_clients_that_wait(server: Server)
     client.submit(Receive(ORDERS, 1, LONG))
     client.ask(LIST)
     server.door.close()
-    eventually(lambda: server.door.connections == 0)
+    until(lambda: server.door.connections == 0)
     server.namespace.ask(SENDING)
     assert server.take() == [b"order"]
 
@@ -492,7 +483,7 @@ def test_a_receive_that_waits_goes_on_waiting_at_a_new_door(tmp_path: Path) -> N
             server.door.close()
             again = Door(server.namespace, server.clock, port=server.door.port)
             stack.enter_context(closing(again))
-            eventually(lambda: again.connections == 1)
+            until(lambda: again.connections == 1)
             server.namespace.ask(SENDING)
             received = receiving.result(timeout=30)
         assert received is not None
@@ -640,5 +631,4 @@ def histograms(server: Server) -> dict[tuple[str, ...], tuple[tuple[float, ...],
 
 def until_waiting(server: Server) -> None:
     """Return when a receive waits at the broker."""
-    while not server.namespace.snapshot().open_receives:
-        threading.Event().wait(0.01)
+    until(lambda: server.namespace.snapshot().open_receives)

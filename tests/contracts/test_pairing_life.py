@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from tests.contracts.pairing_words import (
     message,
     messages,
 )
+from tests.waiting import until
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -784,10 +784,7 @@ def test_on_real_time_a_fault_leaves_no_thread_behind(tmp_path: Path, first: str
         primary.create_message_sender(ORDERS).send(message())
         assert pairing.status()[0].state is HealthState.FAILED_OVER
         {"primary": primary, "secondary": secondary}[first].fault("trouble")
-        deadline = time.monotonic() + 60
-        while (primary.state, secondary.state) != (FAULTED, FAULTED):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: (primary.state, secondary.state) == (FAULTED, FAULTED))
         for thread in threading.enumerate():
             if thread.name == "twinbus-pairing":
                 thread.join(60)

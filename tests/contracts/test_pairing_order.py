@@ -24,6 +24,7 @@ from tests.contracts.pairing_words import (
     messages,
     sized,
 )
+from tests.waiting import until
 from twinbus import BrokeredMessage, SendAvailabilityPairedNamespaceOptions, aio
 from twinbus.errors import (
     BacklogUnavailableError,
@@ -94,15 +95,6 @@ def carry(pair: Pair, at_most: int = MAX_RECEIVE_MESSAGES, path: str = ORDERS) -
 def await_state(pair: Pair, state: HealthState, path: str = ORDERS) -> None:
     """Return when an entity has a state: a server answers a look from another thread."""
     until(lambda: pair.state(path) is state)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(4000):
-        if condition():
-            return
-        pause.wait(0.005)
-    pytest.fail("it never came to be")
 
 
 def come_back(pair: Pair, path: str = ORDERS) -> None:

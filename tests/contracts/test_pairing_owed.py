@@ -11,7 +11,6 @@ import pytest
 from tests.contracts.pairing_trouble import (
     DEADLINE_S,
     FAULTED,
-    eventually,
     on_real_time,
 )
 from tests.contracts.pairing_words import (
@@ -24,6 +23,7 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
+from tests.waiting import until
 from twinbus import TransientError
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing import lifecycle
@@ -164,6 +164,6 @@ def test_a_cancellation_that_hangs_holds_up_neither_pings_nor_the_fault_of_a_par
         pair.faults.heal(ORDERS)
         assert primary.hangs.wait(DEADLINE_S)
         pair.faults.heal()
-        eventually(lambda: INVOICES in [one.path for one in pair.heard(Returned)])
+        until(lambda: INVOICES in [one.path for one in pair.heard(Returned)])
         pair.secondary.close()
-        eventually(lambda: pair.primary.state is FAULTED)
+        until(lambda: pair.primary.state is FAULTED)

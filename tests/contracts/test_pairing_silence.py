@@ -12,7 +12,6 @@ import pytest
 
 from tests.contracts.pairing_trouble import (
     DEADLINE_S,
-    eventually,
 )
 from tests.contracts.pairing_words import (
     AT_ONCE,
@@ -24,6 +23,7 @@ from tests.contracts.pairing_words import (
     message,
     opened,
 )
+from tests.waiting import until
 from twinbus import OperationTimeoutError, RetryPolicy
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
@@ -115,7 +115,7 @@ def test_a_ping_over_a_silent_link_fails_and_the_next_brings_the_entity_back(
     pair.heal()
     silenced.proxy.fall_silent()
     pair.pass_time(MINUTE)
-    eventually(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
+    until(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
     pair.pass_time(MINUTE)
     assert pair.wait_for(Returned).by == "ping"
     assert silenced.proxy.connections == 2
@@ -134,7 +134,7 @@ def test_pings_over_a_link_that_falls_silent_again_and_again_get_through(
         pair.primary.factory.create_message_sender(INVOICES).send(message())
         silenced.proxy.fall_silent()
         pair.pass_time(MINUTE)
-        eventually(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
+        until(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
         pair.pass_time(MINUTE)
         pair.wait_for(Returned, outage)
 

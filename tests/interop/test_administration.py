@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.bus import Bus, in_seconds, sdk_string, take, take_one, until
+from tests.interop.bus import Bus, in_seconds, sdk_string, take, take_one
+from tests.waiting import until
 from twinbus import Claim
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")

@@ -19,8 +19,9 @@ pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 
 from tests.interop.azure_site import QUEUE, Site, site
-from tests.interop.bus import properties, take_one, until
+from tests.interop.bus import properties, take_one
 from tests.interop.cutting_relay import cutting_relay
+from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.errors import (

@@ -14,8 +14,8 @@ pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not 
 
 from tests.contracts.service_bus import DROPPED
 from tests.interop.azure_site import Site, site
-from tests.interop.bus import until
 from tests.interop.cutting_relay import CuttingRelay, cutting_relay
+from tests.waiting import until
 from twinbus import BrokeredMessage
 from twinbus.amqp.conditions import AmqpError
 from twinbus.errors import OperationTimeoutError, SessionLockLostError

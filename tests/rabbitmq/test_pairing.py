@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.rabbitmq.brokers import until
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from tests.contracts.keys import ROOT
 from tests.scenarios.server_process import ORDERS, Server
 from tests.soak.bad_bytes_tools import Exchange, asking, framed, frames_of, hello
+from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, QueueDescription, SharedAccessKey
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
@@ -148,13 +149,6 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         yield make
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
-
-
 def is_let_go(line: socket.socket) -> bool:
     """Whether the server hangs up."""
     with suppress(ConnectionResetError):
@@ -186,7 +180,7 @@ def test_a_stranger_is_let_go_when_its_time_is_over(
     line = entrance.say(opening)
     entrance.assert_serves()
     assert is_let_go(line)
-    eventually(lambda: not entrance.door.attendance.strangers)
+    until(lambda: not entrance.door.attendance.strangers)
 
 
 @pytest.mark.parametrize("opening", HALVES.values(), ids=HALVES)
@@ -218,7 +212,7 @@ def test_unfinished_requests_of_strangers_are_bounded_together(
     assert 0 < entrance.door.attendance.stranger_bytes <= 5 * len(opening)
     for line in lines:
         line.close()
-    eventually(lambda: entrance.door.attendance.stranger_bytes == 0)
+    until(lambda: entrance.door.attendance.stranger_bytes == 0)
 
 
 @pytest.mark.parametrize("page", ["/metrics", "/$Resources/queues?api-version=2021-05"])
@@ -284,7 +278,7 @@ def test_the_address_with_the_most_strangers_loses_them(
     monkeypatch.setattr(attendance, "MAX_STRANGERS", 8)
     entrance = enter()
     quiet = [entrance.say(MAGIC, source=source(number)) for number in range(3)]
-    eventually(lambda: len(entrance.door.attendance.strangers) == 3)
+    until(lambda: len(entrance.door.attendance.strangers) == 3)
     flood = [entrance.say(b"", source="127.0.0.9") for _ in range(40)]
     assert all(map(is_let_go, flood[:35]))
     addresses = [visitor.address for visitor in entrance.door.attendance.strangers.values()]
@@ -369,7 +363,7 @@ def test_a_connection_that_ends_gives_its_place_back(enter: Callable[..., Entran
         assert exchange.frame()[0][0] == FrameKind.WELCOME
         assert isinstance(entrance.greet(key), ServerBusyError)
         exchange.cancel()
-        eventually(lambda: entrance.door.connections == 0)
+        until(lambda: entrance.door.connections == 0)
 
 
 def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entrance]) -> None:
@@ -380,7 +374,7 @@ def test_a_connection_keeps_the_key_that_it_came_with(enter: Callable[..., Entra
         exchange.write(framed([FrameKind.TOKEN, entrance.token(second)]))
         assert isinstance(exchange.reply()[1], UnauthorizedError)
         exchange.cancel()
-        eventually(lambda: entrance.door.connections == 0)
+        until(lambda: entrance.door.connections == 0)
     assert not entrance.door.attendance.by_key
     assert not entrance.door.attendance.by_address
 
@@ -437,7 +431,7 @@ def test_replies_that_a_client_does_not_read_are_bounded(enter: Callable[..., En
     exchange = entrance.connect(lazy)
     assert exchange.frame()[0][0] == FrameKind.WELCOME
     exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 200))
-    eventually(lambda: conversation_of(entrance, lazy).unread_bytes > 1_000_000)
+    until(lambda: conversation_of(entrance, lazy).unread_bytes > 1_000_000)
     for _ in range(5):
         entrance.assert_serves()
         assert conversation_of(entrance, lazy).unread_bytes <= MAX_UNREAD_BYTES
@@ -455,7 +449,7 @@ def test_a_client_that_never_reads_is_let_go(
     exchange = entrance.connect(entrance.key("lazy", Claim.LISTEN))
     exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 5), opening)
     entrance.assert_serves()
-    eventually(lambda: entrance.door.connections == 0)
+    until(lambda: entrance.door.connections == 0)
 
 
 def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
@@ -471,7 +465,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     for exchange in exchanges:
         exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 3))
     replies = entrance.door.attendance.replies
-    eventually(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
+    until(lambda: len(entrance.door.attendance.crowded.get(lazy.id, ())) > 2)
     for _ in range(3):
         entrance.assert_serves()
         with entrance.connect(second) as served:
@@ -481,7 +475,7 @@ def test_replies_that_connections_of_one_key_do_not_read_share_a_bound(
     for exchange in exchanges:  # when they read, they get them all
         assert [number for number, _ in exchange.all_replies(3)] == [1, 2, 3]
         exchange.cancel()
-    eventually(lambda: not replies.total)
+    until(lambda: not replies.total)
     assert not entrance.door.attendance.crowded
 
 
@@ -497,7 +491,7 @@ def test_a_client_that_reads_a_little_now_and_then_is_let_go(
     with suppress(ConnectionResetError):
         while exchange.line.recv(65_536):
             time.sleep(0.01)  # 6 MB a second: far from all of it
-    eventually(lambda: entrance.door.connections == 0)
+    until(lambda: entrance.door.connections == 0)
 
 
 def test_a_flood_of_requests_leaves_others_served(enter: Callable[..., Entrance]) -> None:
@@ -549,7 +543,7 @@ def test_connections_of_one_key_that_send_much_are_read_no_further_than_their_bo
     entrance.assert_serves()
     for exchange in exchanges:
         exchange.cancel()
-    eventually(lambda: not requests.total)
+    until(lambda: not requests.total)
 
 
 # -- keys and tokens of those who wait -------------------------------------------------------------
@@ -557,9 +551,10 @@ def test_connections_of_one_key_that_send_much_are_read_no_further_than_their_bo
 
 def parked(entrance: Entrance, key: SharedAccessKey, **options: Any) -> Exchange:
     """Return a connection whose receive waits at the broker."""
+    before = entrance.namespace.snapshot().open_receives
     exchange = entrance.connect(key, **options)
     exchange.write(frames_of(POLL))
-    eventually(lambda: entrance.namespace.snapshot().open_receives == 1)
+    until(lambda: entrance.namespace.snapshot().open_receives == before + 1)
     return exchange
 
 
@@ -610,12 +605,13 @@ def test_a_parked_receive_goes_on_when_its_token_is_renewed(
     monkeypatch.setattr(server_conversation, "TOKEN_GRACE_US", SECOND_US // 10)
     entrance = enter()
     key = entrance.key("key", Claim.LISTEN)
+    late = parked(entrance, key, token=entrance.token(key, lives_s=60))
     exchange = parked(entrance, key, token=entrance.token(key, lives_s=60))
     exchange.write(framed([FrameKind.TOKEN, entrance.token(key)]), framed([FrameKind.PING]))
     while exchange.frame()[0][0] != FrameKind.PONG:
         pass
     entrance.clock.advance(timedelta(seconds=61))
-    time.sleep(0.3)  # several ticks, and longer than the grace
+    assert isinstance(late.reply()[1], UnauthorizedError)  # its token was not renewed
     entrance.namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
     number, batch = exchange.reply()
     assert (number, batch.num_rows) == (1, 1)
@@ -631,7 +627,7 @@ def test_requests_that_wait_for_credit_do_nothing_after_their_key_was_deleted(
     assert exchange.frame()[0][0] == FrameKind.WELCOME
     take = Receive(LARGE, 1, mode=ReceiveMode.RECEIVE_AND_DELETE)
     exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 20, *[take] * 5))
-    eventually(lambda: 25 in conversation_of(entrance, key)._deferred)
+    until(lambda: 25 in conversation_of(entrance, key)._deferred)
     entrance.namespace.ask(DeleteKey("key"))
     replies = dict(exchange.all_replies(25))
     assert {type(replies[number]) for number in range(20, 26)} == {UnauthorizedError}

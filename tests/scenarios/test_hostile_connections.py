@@ -1,7 +1,7 @@
 """One client cannot harm another (G11): what a bad key does at the door of a server."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +12,7 @@ import pytest
 
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
 from tests.soak.bad_bytes_tools import Exchange, frames_of
+from tests.waiting import until
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place, token_for
@@ -83,19 +84,12 @@ def doorway(tmp_path: Path) -> Iterator[Doorway]:
             yield Doorway(namespace, door, left_open)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
 def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
     doorway: Doorway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hog = doorway.hog()
     hog.write(frames_of(POLL))
-    assert wait_until(lambda: doorway.unanswered == 1)
+    until(lambda: doorway.unanswered == 1)
 
     def no_loop(*_: Any) -> None:
         raise RuntimeError("Event loop is closed")
@@ -113,7 +107,7 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
     poll = Receive(JUNK, 1, wait=timedelta(minutes=10))
     bad, good = doorway.hog(), doorway.hog()
     bad.write(frames_of(poll))
-    assert wait_until(lambda: doorway.unanswered == 1)
+    until(lambda: doorway.unanswered == 1)
     [waiting] = [conversation for conversation in doorway.conversations if conversation._open]
 
     def raising(*_: Any) -> None:
@@ -121,18 +115,18 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
 
     monkeypatch.setattr(waiting, "answer", raising)
     good.write(frames_of(poll, poll))
-    assert wait_until(lambda: doorway.unanswered == 3)
+    until(lambda: doorway.unanswered == 3)
     doorway.namespace.ask(Send(JUNK, messages(2)), 10)  # this thread has the turn, and not the loop
     assert good.reply()[0] == 1
     doorway.namespace.ask(Send(JUNK, messages(1)), 10)
     assert good.reply()[0] == 2
     assert "A connection failed because of an internal error and is closed" in caplog.text
-    assert wait_until(lambda: waiting not in doorway.conversations)
+    until(lambda: waiting not in doorway.conversations)
 
 
 def test_a_wait_of_a_client_that_left_is_forgotten(doorway: Doorway) -> None:
     hog = doorway.hog()
     hog.write(frames_of(*[POLL] * 100))
-    assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 100)
+    until(lambda: doorway.namespace.snapshot().open_receives == 100)
     hog.cancel()
-    assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 0)
+    until(lambda: doorway.namespace.snapshot().open_receives == 0)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -21,6 +20,7 @@ import pytest
 
 from tests.contracts.keys import ROOT
 from tests.scenarios.test_fork import in_child
+from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, MessagingFactory, QueueDescription, UnauthorizedError
 from twinbus.clock import SystemClock
 from twinbus.connection import ConnectionString, Place
@@ -397,10 +397,7 @@ def test_a_forked_process_keeps_no_copy_of_the_sockets(
     with closing(socket.socket(socket.AF_UNIX)) as line, ServerNamespace(door.connection) as client:
         client.ask(Peek(QUEUE), SECONDS)  # one that is let in
         line.connect(str(socket_of(door)))  # and a stranger
-        deadline = time.monotonic() + SECONDS
-        while not door._door.attendance.strangers:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: door._door.attendance.strangers)
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

@@ -32,8 +32,8 @@ from tests.soak.pairing_site import (
     Twins,
     bring_home,
     twins_at_work,
-    until,
 )
+from tests.waiting import until
 from twinbus import MessagingError, MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.demo.audit import Findings, Handovers, browse_queues, examine

@@ -35,9 +35,9 @@ from tests.soak.pairing_site import (
     sends_to_secondary,
     syphon_at_work,
     twins_at_work,
-    until,
 )
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     Claim,
     MessagingError,

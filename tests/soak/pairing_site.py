@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -51,14 +52,6 @@ PATIENT = replace(  # outwaits a busy server
 AT_ONCE = timedelta(0)
 PING_INTERVAL = timedelta(seconds=1)
 R = TypeVar("R")
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
-        time.sleep(0.01)
 
 
 # -- clients -----------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from pathlib import Path
 
 from tests.soak.pairing_site import PRIMARY, named
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -110,14 +111,6 @@ def plan(kills: int, generator: random.Random) -> list[Victim]:
     once = generator.sample(list(WEIGHTS), len(WEIGHTS))
     more = generator.choices(list(WEIGHTS), list(WEIGHTS.values()), k=max(kills - len(once), 0))
     return [*once, *more][:kills]
-
-
-def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain until {what}"
-        time.sleep(0.1)
 
 
 # -- processes -----------------------------------------------------------------------------------
@@ -481,7 +474,7 @@ class Site:
             return condition()
 
         try:
-            until(holds, what)
+            until(holds, what, DEADLINE_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; the syphon: {self._syphon.complaints()}") from None
 
@@ -580,7 +573,9 @@ class Site:
         outcome.exit_code = self._syphon.stop()
         outcome.lives = self._syphon.lives
         try:
-            until(lambda: not self._syphon.remains(), "what the syphon started has ended")
+            until(
+                lambda: not self._syphon.remains(), "what the syphon started has ended", DEADLINE_S
+            )
         except AssertionError as error:
             left = [part.name for part in self._syphon.remains()]
             self._complain(f"{error}: {left}")

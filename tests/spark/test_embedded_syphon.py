@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -308,11 +307,9 @@ def application(folder: Path, *, is_first: bool) -> None:
             piece = ids[at : at + PIECE]
             sender.send_batch([BrokeredMessage(bytes(1000), message_id=item) for item in piece])
         switch(home.manager, EntityStatus.ACTIVE)
-        while not home.count():
-            time.sleep(0.001)
+        until(home.count, "some are home")
         os.kill(os.getpid(), signal.SIGKILL)
-    while manager.get_runtime_properties(BACKLOG).active_message_count:
-        time.sleep(0.05)
+    until(lambda: not manager.get_runtime_properties(BACKLOG).active_message_count, "all are home")
     home.close()
 
 

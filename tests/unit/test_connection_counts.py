@@ -5,6 +5,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from tests.waiting import until
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import SystemClock
 from twinbus.connection import sign_token
@@ -40,9 +41,7 @@ def test_a_connection_that_renews_with_the_token_of_another_key_is_forgotten_who
                 connected.sendall(b"".join([MAGIC, *hello, *renewal, *goodbye]))
                 while connected.recv(4096):
                     """Read until the server hangs up."""
-            deadline = time.monotonic() + 10
-            while door.connections and time.monotonic() < deadline:
-                time.sleep(0.005)
+            until(lambda: not door.connections)
             assert door.accepted == 1
             assert not door.attendance.by_key
             assert not door.attendance.incomplete

@@ -30,6 +30,7 @@ from twinbus.protocol.origins import sender_source
 from twinbus.protocol.requests import Request
 from twinbus.server.turns import CountingSelector, Turns
 
+ROUNDS = 10  # of a loop: more than any turn needs
 LATER = datetime(2031, 1, 1, tzinfo=UTC)
 texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 messages = st.builds(
@@ -228,7 +229,8 @@ def flushes_of(
         selector.ready = ready
         for group in requests:
             turns.add(group, may_turn=may_turn)
-        await asyncio.sleep(0.01)
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
 
     selector = CountingSelector()
     before = namespace.flushes.count
