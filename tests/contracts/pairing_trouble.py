@@ -7,20 +7,25 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.contracts.pairing_words import (
     AT_ONCE,
     INVOICES,
     ORDERS,
     PRIMARY,
     SECONDARY,
+    Pair,
     SyphonStandIn,
 )
 from twinbus import (
+    MessagingError,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
+    ServerBusyError,
 )
 from twinbus.client.state import FactoryState
 from twinbus.namespace.contract import Namespace
@@ -32,9 +37,37 @@ from twinbus.protocol.commands import (
 from twinbus.testing import FaultyNamespace
 
 SECOND = timedelta(seconds=1)
+TRY = timedelta(seconds=5)
 OPENED, CLOSED, FAULTED = FactoryState.OPENED, FactoryState.CLOSED, FactoryState.FAULTED
 DEADLINE_S = 20.0  # what has not happened by then never does
 FEW_QUEUES, MANY_QUEUES = 2, 10
+
+
+def states(pair: Pair) -> tuple[FactoryState, FactoryState]:
+    return pair.primary.factory.state, pair.secondary.factory.state
+
+
+def backlog_paths(pair: Pair) -> list[str]:
+    return [queue.path for queue in pair.secondary.root.list_queues()]
+
+
+def assert_nothing_is_half_made(pair: Pair) -> None:
+    """The factory sends as if nothing had happened, and can be paired afterwards."""
+    assert pair.primary.factory.state is FactoryState.OPENED
+    pair.send("after")
+    assert pair.primary.take() == ["after"]
+    pair.break_down()
+    with pytest.raises(MessagingError):
+        pair.send("fails")
+    pair.heal()
+    pair.secondary.manager_tap.relent()
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over(ORDERS, "diverted")
+    assert pair.diverted() == ["diverted"]
+
+
+def busy(scope: str) -> ServerBusyError:
+    return ServerBusyError("wait", scope=scope)
 
 
 @dataclass

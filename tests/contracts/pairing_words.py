@@ -470,6 +470,7 @@ FORMS: dict[str, Callable[[MessageSender], None]] = {
     "columns": lambda sender: sender.send_batch(columns("a", "b")),
     "pipelined": lambda sender: pipelined(sender, "a", "b"),
 }
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def sized(size: int) -> BrokeredMessage:

@@ -1,4 +1,4 @@
-"""A pairing with a busy secondary, or a primary whose gate is closed."""
+"""A pairing with a busy secondary or a busy primary, or a primary whose gate is closed."""
 
 from datetime import timedelta
 
@@ -9,9 +9,12 @@ from tests.contracts.pairing_trouble import (
     FEW_QUEUES,
     MANY_QUEUES,
     SECOND,
+    TRY,
+    busy,
 )
 from tests.contracts.pairing_words import (
     AT_ONCE,
+    INVOICES,
     MINUTE,
     ORDERS,
     Pair,
@@ -19,10 +22,16 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
-from twinbus import MessagingError, RetryPolicy, ServerBusyError
+from twinbus import (
+    MessagingError,
+    MessagingFactory,
+    RetryPolicy,
+    ServerBusyError,
+)
 from twinbus.errors import BacklogUnavailableError
 from twinbus.limits import SECOND_US
 from twinbus.pairing.events import BacklogQueueBack, BacklogQueuePulled, FailedOver
+from twinbus.protocol.commands import Send
 from twinbus.testing import Fault
 
 # -- a busy secondary ------------------------------------------------------------------------------
@@ -151,3 +160,35 @@ def test_a_partner_is_faulted_on_time_while_the_primarys_gate_is_closed(local: P
     local.secondary.factory.close()
     local.pass_time(seconds=5)
     assert local.primary.factory.state is FAULTED
+
+
+# -- busy ------------------------------------------------------------------------------------------
+
+
+def test_a_busy_entity_holds_up_no_other(pair: Pair) -> None:
+    pair.begin()
+    pair.primary.tap.refuse(busy(ORDERS), Send, ORDERS)
+    hasty = MessagingFactory(
+        pair.primary.tap, clock=pair.clock, retry_policy=RetryPolicy(operation_timeout=TRY)
+    )
+    with pytest.raises(ServerBusyError, match="tried once in"):
+        hasty.create_message_sender(ORDERS).send(message())
+    began = pair.clock.now()
+    hasty.create_message_sender(INVOICES).send(message("others go on"))
+    assert hasty.create_message_receiver(INVOICES).receive(AT_ONCE) is not None
+    assert pair.clock.now() == began
+    asked = len(pair.primary.tap.asked)
+    with pytest.raises(ServerBusyError, match="not tried"):
+        hasty.create_message_sender(ORDERS.upper()).send(message())
+    assert len(pair.primary.tap.asked) == asked
+
+
+def test_a_busy_namespace_holds_up_all(pair: Pair) -> None:
+    pair.begin()
+    pair.primary.tap.refuse(busy(""), Send, ORDERS)
+    hasty = MessagingFactory(
+        pair.primary.tap, clock=pair.clock, retry_policy=RetryPolicy(operation_timeout=TRY)
+    )
+    for path in (ORDERS, INVOICES):
+        with pytest.raises(ServerBusyError):
+            hasty.create_message_sender(path).send(message())

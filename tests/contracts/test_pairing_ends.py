@@ -13,6 +13,7 @@ from tests.contracts.pairing_trouble import (
     FAULTED,
     OPENED,
     on_real_time,
+    states,
 )
 from tests.contracts.pairing_words import (
     AT_ONCE,
@@ -38,10 +39,6 @@ from twinbus.protocol.commands import (
     CreateEntity,
 )
 from twinbus.testing import FaultyNamespace
-
-
-def states(pair: Pair) -> tuple[FactoryState, FactoryState]:
-    return pair.primary.factory.state, pair.secondary.factory.state
 
 
 @pytest.mark.parametrize("seconds", [0, 4, 5, 20])
