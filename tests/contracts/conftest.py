@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contracts.client_site import site
+from tests.contracts.doorway import clock, server
 from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
 from tests.contracts.rabbitmq import rabbitmq
@@ -32,7 +33,7 @@ from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, CreateEntity, PutKey
 from twinbus.server.door import Door
 
-__all__ = ["broker", "site", "tls"]  # fixtures
+__all__ = ["broker", "clock", "server", "site", "tls"]  # fixtures
 
 
 @dataclass

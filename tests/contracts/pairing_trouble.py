@@ -31,9 +31,7 @@ from twinbus.client.state import FactoryState
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.events import PairingEvent
-from twinbus.protocol.commands import (
-    CreateEntity,
-)
+from twinbus.protocol.commands import CreateEntity
 from twinbus.testing import FaultyNamespace
 
 SECOND = timedelta(seconds=1)

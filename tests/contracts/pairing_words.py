@@ -41,13 +41,7 @@ from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.events import PairingEvent
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import (
-    Command,
-    Peek,
-    PutKey,
-    Receive,
-    Send,
-)
+from twinbus.protocol.commands import Command, Peek, PutKey, Receive, Send
 from twinbus.server.door import Door
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin

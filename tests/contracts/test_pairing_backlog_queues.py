@@ -26,14 +26,9 @@ from twinbus import (
     UnauthorizedError,
 )
 from twinbus.entities import EntityStatus
-from twinbus.errors import (
-    EntityAlreadyExistsError,
-    InvalidArgumentError,
-)
+from twinbus.errors import EntityAlreadyExistsError, InvalidArgumentError
 from twinbus.limits import UNLIMITED
-from twinbus.pairing.events import (
-    BacklogIncomplete,
-)
+from twinbus.pairing.events import BacklogIncomplete
 from twinbus.pairing.health import HealthState
 from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.protocol.commands import Command, CreateEntity, ListEntities

@@ -4,14 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    FAULTED,
-    FEW_QUEUES,
-    MANY_QUEUES,
-    SECOND,
-    TRY,
-    busy,
-)
+from tests.contracts.pairing_trouble import FAULTED, FEW_QUEUES, MANY_QUEUES, SECOND, TRY, busy
 from tests.contracts.pairing_words import (
     AT_ONCE,
     INVOICES,
@@ -22,12 +15,7 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
-from twinbus import (
-    MessagingError,
-    MessagingFactory,
-    RetryPolicy,
-    ServerBusyError,
-)
+from twinbus import MessagingError, MessagingFactory, RetryPolicy, ServerBusyError
 from twinbus.errors import BacklogUnavailableError
 from twinbus.limits import SECOND_US
 from twinbus.pairing.events import BacklogQueueBack, BacklogQueuePulled, FailedOver

@@ -4,15 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    Pair,
-)
-from twinbus import (
-    MessagingError,
-)
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair
+from twinbus import MessagingError
 from twinbus.errors import BacklogUnavailableError
 from twinbus.pairing.events import BacklogQueueBack, Returned
 from twinbus.pairing.health import HealthState

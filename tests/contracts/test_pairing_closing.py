@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    CLOSED,
-    OPENED,
-    states,
-)
+from tests.contracts.pairing_trouble import CLOSED, OPENED, states
 from tests.contracts.pairing_words import (
     AT_ONCE,
     MINUTE,
@@ -29,14 +25,10 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
 )
 from twinbus.client.state import FactoryState
-from twinbus.errors import (
-    NamespaceClosedError,
-)
+from twinbus.errors import NamespaceClosedError
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pairing.events import (
-    FailedOver,
-)
+from twinbus.pairing.events import FailedOver
 
 
 class TogetherClosing:

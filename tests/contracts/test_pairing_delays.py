@@ -7,21 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.pairing_trouble import TRY, busy
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    Pair,
-    columns,
-    pipelined,
-)
-from twinbus import (
-    OperationTimeoutError,
-    RetryPolicy,
-)
-from twinbus.errors import (
-    CommunicationError,
-)
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair, columns, pipelined
+from twinbus import OperationTimeoutError, RetryPolicy
+from twinbus.errors import CommunicationError
 from twinbus.protocol.commands import Send
 from twinbus.testing import Fault
 

@@ -15,14 +15,7 @@ from tests.contracts.pairing_trouble import (
     on_real_time,
     states,
 )
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    HOUR,
-    PRIMARY,
-    End,
-    Pair,
-    SyphonStandIn,
-)
+from tests.contracts.pairing_words import AT_ONCE, HOUR, PRIMARY, End, Pair, SyphonStandIn
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -34,10 +27,7 @@ from twinbus.client.state import FactoryState
 from twinbus.errors import BacklogUnavailableError, NamespaceClosedError
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing import lifecycle
-from twinbus.protocol.commands import (
-    Command,
-    CreateEntity,
-)
+from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.testing import FaultyNamespace
 
 

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    CLOSED,
-    FAULTED,
-    OPENED,
-    states,
-)
+from tests.contracts.pairing_trouble import CLOSED, FAULTED, OPENED, states
 from tests.contracts.pairing_words import (
     AT_ONCE,
     NEWS,

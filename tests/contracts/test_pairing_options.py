@@ -7,22 +7,9 @@ from typing import Any
 import pytest
 
 from tests.contracts.pairing_trouble import assert_nothing_is_half_made
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    HOUR,
-    MINUTE,
-    TICK,
-    Pair,
-)
-from twinbus import (
-    MessagingFactory,
-    PairedNamespaceOptions,
-    SendAvailabilityPairedNamespaceOptions,
-)
-from twinbus.errors import (
-    InvalidArgumentError,
-    InvalidOperationError,
-)
+from tests.contracts.pairing_words import AT_ONCE, HOUR, MINUTE, TICK, Pair
+from twinbus import MessagingFactory, PairedNamespaceOptions, SendAvailabilityPairedNamespaceOptions
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
 
 
 def test_the_options_have_the_defaults_of_the_specification(local: Pair) -> None:

@@ -8,11 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-    FAULTED,
-    on_real_time,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S, FAULTED, on_real_time
 from tests.contracts.pairing_words import (
     AT_ONCE,
     HOUR,
@@ -29,11 +25,7 @@ from twinbus.namespace.contract import Namespace
 from twinbus.pairing import lifecycle
 from twinbus.pairing.events import Returned
 from twinbus.pairing.health import HealthState
-from twinbus.protocol.commands import (
-    CancelScheduled,
-    Command,
-    Peek,
-)
+from twinbus.protocol.commands import CancelScheduled, Command, Peek
 from twinbus.testing import Fault
 
 R = TypeVar("R")

@@ -5,12 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_words import (
-    ORDERS,
-    PRIMARY,
-    Pair,
-    backlog,
-)
+from tests.contracts.pairing_words import ORDERS, PRIMARY, Pair, backlog
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -19,10 +14,7 @@ from twinbus import (
     SendAvailabilityPairedNamespaceOptions,
     UnauthorizedError,
 )
-from twinbus.errors import (
-    InvalidArgumentError,
-    InvalidOperationError,
-)
+from twinbus.errors import InvalidArgumentError, InvalidOperationError
 from twinbus.namespace.server import ServerNamespace
 from twinbus.pairing.backlog_queues import describe_backlog_queue, find_backlog_queues
 from twinbus.pairing.identity import PrimaryIdentity

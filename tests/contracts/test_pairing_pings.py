@@ -32,10 +32,7 @@ from twinbus import (
     UnauthorizedError,
 )
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.pairing.events import (
-    PingRefused,
-    Returned,
-)
+from twinbus.pairing.events import PingRefused, Returned
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.commands import Command, Send
 from twinbus.testing import Fault, FaultyNamespace

@@ -4,19 +4,9 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    Pair,
-    message,
-)
-from twinbus import (
-    MessagingError,
-)
-from twinbus.errors import (
-    InvalidArgumentError,
-)
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair, message
+from twinbus import MessagingError
+from twinbus.errors import InvalidArgumentError
 from twinbus.pairing.events import FailedOver, Returned
 from twinbus.pairing.health import HealthState
 

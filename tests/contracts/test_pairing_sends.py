@@ -40,11 +40,7 @@ from twinbus import (
     QueueDescription,
 )
 from twinbus.entities import EntityStatus
-from twinbus.errors import (
-    EntityDisabledError,
-    EntityNotFoundError,
-    InvalidArgumentError,
-)
+from twinbus.errors import EntityDisabledError, EntityNotFoundError, InvalidArgumentError
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_batch
 from twinbus.pairing.events import FailedOver

@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    assert_nothing_is_half_made,
-    backlog_paths,
-)
+from tests.contracts.pairing_trouble import assert_nothing_is_half_made, backlog_paths
 from tests.contracts.pairing_words import (
     AT_ONCE,
     ORDERS,

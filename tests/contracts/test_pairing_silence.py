@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S
 from tests.contracts.pairing_words import (
     AT_ONCE,
     HOUR,
@@ -29,10 +27,7 @@ from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.events import Returned
 from twinbus.protocol import client_conversation
-from twinbus.protocol.commands import (
-    Peek,
-    Receive,
-)
+from twinbus.protocol.commands import Peek, Receive
 
 
 class Proxy:

@@ -2,27 +2,11 @@
 
 import pytest
 
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    HOUR,
-    ORDERS,
-    Pair,
-    SyphonStandIn,
-)
-from twinbus import (
-    MessagingError,
-    SendAvailabilityPairing,
-    UnauthorizedError,
-)
+from tests.contracts.pairing_words import AT_ONCE, HOUR, ORDERS, Pair, SyphonStandIn
+from twinbus import MessagingError, SendAvailabilityPairing, UnauthorizedError
 from twinbus.client.state import FactoryState
-from twinbus.errors import (
-    CommunicationError,
-)
-from twinbus.pairing.events import (
-    Protected,
-    Returned,
-    Unprotected,
-)
+from twinbus.errors import CommunicationError
+from twinbus.pairing.events import Protected, Returned, Unprotected
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.commands import ListEntities
 

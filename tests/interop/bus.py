@@ -194,3 +194,8 @@ def properties(message: "ServiceBusReceivedMessage") -> dict[str, Any]:
 def _text(value: Any, name: Any = None) -> Any:
     is_binary = name is not None and _text(name).startswith("bytes")
     return value.decode() if isinstance(value, bytes) and not is_binary else value
+
+
+def named(properties: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the properties that have a wanted value."""
+    return {name: getattr(properties, name) for name in wanted}

@@ -98,7 +98,7 @@ def started(bus: Site, command: Receive) -> "Future[Any]":
     return future
 
 
-# -- sending -----------------------------------------------------------------------------------
+# -- sending ---------------------------------------------------------------------------------------
 
 
 def test_every_type_of_property_survives_the_way_there_and_back(bus: Site, path: str) -> None:
@@ -193,7 +193,7 @@ def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path:
             assert properties(take_one(receiver)) == {"int": 7, "text": "seven"}
 
 
-# -- receiving ---------------------------------------------------------------------------------
+# -- receiving -------------------------------------------------------------------------------------
 
 
 def test_a_long_receive_holds_up_nothing_else(bus: Site, path: str) -> None:
@@ -310,7 +310,7 @@ def test_an_idle_link_is_closed(bus: Site, path: str, monkeypatch: pytest.Monkey
     azure.close()
 
 
-# -- management --------------------------------------------------------------------------------
+# -- management ------------------------------------------------------------------------------------
 
 
 def test_a_backlog_queue_is_made_exactly_as_specified(bus: Site) -> None:
@@ -359,7 +359,7 @@ def test_factory_and_manager_are_reached_by_connection_string_alone(bus: Site, p
         assert manager.get_runtime_properties(path).active_message_count == 0
 
 
-# -- ways in -----------------------------------------------------------------------------------
+# -- ways in ---------------------------------------------------------------------------------------
 
 
 def test_tls_with_an_authority_of_ones_own(bus: Site, path: str) -> None:

@@ -183,7 +183,7 @@ class Application:
         until(lambda: len(self.acknowledged) >= target)
 
 
-# -- the same lines ----------------------------------------------------------------------------
+# -- the same lines --------------------------------------------------------------------------------
 
 
 def test_a_paired_client_is_a_client_of_the_sdk(shared: Site) -> None:
@@ -301,7 +301,7 @@ def test_a_closed_sender_sends_no_more(shared: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
-# -- credentials -------------------------------------------------------------------------------
+# -- credentials -----------------------------------------------------------------------------------
 
 
 class FakeIdentity:
@@ -460,7 +460,7 @@ def test_a_connection_string_of_one_entity_opens_no_sender_to_another(shared: Si
             asyncio.run(closing)
 
 
-# -- outages -----------------------------------------------------------------------------------
+# -- outages ---------------------------------------------------------------------------------------
 
 
 def test_sends_go_on_when_the_primary_is_killed_and_nothing_is_lost(own: Site) -> None:
@@ -565,7 +565,7 @@ def test_both_down_is_a_connection_error_of_the_sdk(own: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
-# -- asyncio -----------------------------------------------------------------------------------
+# -- asyncio ---------------------------------------------------------------------------------------
 
 
 def test_asyncio_code_on_the_sdk_gets_the_pairing_too(own: Site) -> None:

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak.server_process import ServerProcess
-from twinbus import (
-    BrokeredMessage,
-    MessagingFactory,
-    OperationTimeoutError,
-    RetryPolicy,
-)
+from twinbus import BrokeredMessage, MessagingFactory, OperationTimeoutError, RetryPolicy
 from twinbus.protocol import client_conversation
 from twinbus.protocol.commands import Receive
 from twinbus.testing.pausing import resume_process

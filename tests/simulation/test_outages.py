@@ -64,8 +64,8 @@ def test_every_pair_of_the_health_table_was_met() -> None:
     met: Counter[tuple[HealthState, Sign]] = Counter()
     for seed in SEEDS:
         met.update(verdict_of(seed).signs)
-    # A simulated pairing has its backlog queues from its first moment; test_pairing_rules.py has
-    # one that has none yet.
+    # A simulated pairing has its backlog queues from its first moment; test_pairing_unprotected.py
+    # has one that has none yet.
     never_met = {(HealthState.FAILED_OVER, Sign.PASSED)}
     assert set(met) == set(TRANSITIONS) - never_met - RETURN_PAIRS
 

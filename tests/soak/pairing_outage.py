@@ -54,7 +54,7 @@ from twinbus.pairing.rotation import queue_of
 from twinbus.protocol.commands import PutKey
 from twinbus.testing.pausing import resume_process
 
-# -- what came of it -----------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -140,7 +140,7 @@ def note_untouched(twins: Twins, outcome: Outcome, before: list[dict[str, Any]])
     outcome.complaints += [f"sent to the secondary: {row}" for row in after if row not in before]
 
 
-# -- scenarios -----------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 Blow = Callable[[ServerProcess], None]
 

@@ -113,7 +113,7 @@ def plan(kills: int, generator: random.Random) -> list[Victim]:
     return [*once, *more][:kills]
 
 
-# -- processes -----------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class SyphonProcess:
         return self._log.read_text(errors="replace")[-3000:]
 
 
-# -- clients -------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 class Client:
@@ -318,7 +318,7 @@ class Client:
         assert not self._thread.is_alive(), f"a send of {self._name} does not end"
 
 
-# -- what came of it -----------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -376,7 +376,7 @@ class Outcome:
         assert not self.complaints, "\n".join(self.complaints)
 
 
-# -- the site ------------------------------------------------------------------------------------
+# -- the site --------------------------------------------------------------------------------------
 
 
 def _server(folder: Path, config: str, door: Door) -> ServerProcess:
