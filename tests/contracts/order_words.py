@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair, backlog, bodies
+from tests.inside import board_of
 from tests.waiting import until
 from twinbus.limits import MAX_RECEIVE_MESSAGES
 from twinbus.message import to_messages
@@ -31,7 +32,7 @@ def begin(pair: Pair, **settings: object) -> None:
 
 def count_looks(pair: Pair) -> None:
     """Count the looks whose reply was recorded, for `await_looks`."""
-    board: Any = pair.pairing._board
+    board: Any = board_of(pair.pairing)
     record = board.looked
 
     def looked(*given: object) -> None:
@@ -77,7 +78,7 @@ def come_back(pair: Pair, path: str = ORDERS) -> None:
 
 def await_looks(pair: Pair) -> None:
     """Return when the replies to all looks were recorded: the next look races with none."""
-    board: Any = pair.pairing._board
+    board: Any = board_of(pair.pairing)
     until(lambda: board.recorded_looks == looks(pair))
 
 

@@ -258,13 +258,13 @@ class Pair:
         """Pair; few queues unless told otherwise, and the failover is that of the options."""
         settings = {"backlog_queue_count": 2} | settings
         self.pairing = self.primary.factory.pair_namespace(self.options(**settings))
-        self.pairing.on_event(self._hear)
+        self.pairing.on_event(self.hear)
         return self.pairing
 
     def begin_with_syphon(self, **settings: Any) -> SendAvailabilityPairing:
         return self.begin(enable_syphon=True, syphon=self.syphon, **settings)
 
-    def _hear(self, event: PairingEvent) -> None:
+    def hear(self, event: PairingEvent) -> None:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()

@@ -46,6 +46,7 @@ IMPATIENT = RetryPolicy(
 
 def hang_up(client: ServerNamespace) -> None:
     """Break the connection as a client does that dies."""
+    # a client that dies closes nothing by itself
     link = client._link
     assert link is not None
     assert link._socket is not None

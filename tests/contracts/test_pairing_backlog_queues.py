@@ -309,7 +309,7 @@ def test_missing_backlog_queues_are_counted_and_reported(
     options = pair.options(backlog_queue_count=3)
     pair.pairing = pair.primary.factory.pair_namespace(options)
     assert options.backlog_queue_count == 1
-    pair.pairing.on_event(pair._hear)
+    pair.pairing.on_event(pair.hear)
     (event,) = pair.heard(BacklogIncomplete)
     assert (event.queues, event.wanted, "no room" in event.cause) == (1, 3, True)
     assert "BacklogIncomplete" in caplog.text

@@ -15,6 +15,7 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
+from tests.inside import next_tick_us
 from twinbus import MessagingError, MessagingFactory, RetryPolicy, ServerBusyError
 from twinbus.errors import BacklogUnavailableError
 from twinbus.limits import SECOND_US
@@ -106,8 +107,8 @@ def test_a_queue_comes_back_on_time_while_the_primarys_gate_is_closed(local: Pai
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")
     (pulled,) = local.heard(BacklogQueuePulled)
-    assert local.pairing._ticker._due == local.pairing.next_due_us
-    assert local.pairing._ticker._due <= local.clock.now_us() + SECOND_US
+    assert next_tick_us(local.pairing) == local.pairing.next_due_us
+    assert next_tick_us(local.pairing) <= local.clock.now_us() + SECOND_US
     for _ in range(10):
         local.pass_time(seconds=0.2)
     (back,) = local.heard(BacklogQueueBack)
@@ -121,11 +122,11 @@ def test_the_ticker_looks_again_for_the_queue_and_not_for_the_gate(local: Pair) 
     local.send(*"abcdefgh")
     close_the_gate(local)
     gate_opens = local.primary.factory.courier.busy_until(ORDERS, local.clock.now_us())
-    assert local.pairing._ticker._due == gate_opens
+    assert next_tick_us(local.pairing) == gate_opens
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")
     local.pass_time(seconds=0.5)
-    assert local.pairing._ticker._due == local.clock.now_us() + SECOND_US // 2
+    assert next_tick_us(local.pairing) == local.clock.now_us() + SECOND_US // 2
 
 
 def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:
@@ -136,7 +137,7 @@ def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: P
     local.primary.factory.courier.note(ServerBusyError("wait 10 s", retry_after_s=10))
     began = local.clock.now()
     local.pass_time(SECOND)
-    assert local.pairing._ticker._due == local.clock.now_us() + 2 * SECOND_US
+    assert next_tick_us(local.pairing) == local.clock.now_us() + 2 * SECOND_US
     local.pass_time(seconds=2)
     assert local.heard(FailedOver)[0].at == began + timedelta(seconds=3)
 

@@ -19,6 +19,7 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
+from tests.inside import postponed_cancellations
 from tests.waiting import until
 from twinbus import TransientError
 from twinbus.namespace.contract import Namespace
@@ -42,7 +43,7 @@ def owe(pair: Pair, *paths: str) -> None:
 
 
 def owed(pair: Pair) -> list[Any]:
-    return pair.pairing._route.cancellations._postponed
+    return postponed_cancellations(pair.pairing)
 
 
 def test_a_cancellation_owed_to_the_primary_is_done_when_it_is_back(local: Pair) -> None:

@@ -241,13 +241,13 @@ class Silence:
     """Takes pings and never answers them."""
 
     def __init__(self, pair: Pair) -> None:
-        self._submit = pair.primary.faults.submit
+        self.submit_to_primary = pair.primary.faults.submit
         self.futures: list[Future[Any]] = []
         pair.primary.faults.submit = self.submit  # type: ignore[method-assign]
 
     def submit(self, command: Command[Any]) -> "Future[Any]":
         if not is_ping(command):
-            return self._submit(command)
+            return self.submit_to_primary(command)
         self.futures.append(Future())
         return self.futures[-1]
 
@@ -258,7 +258,7 @@ def test_an_entity_that_does_not_answer_a_ping_holds_up_no_other(local: Pair) ->
     silence = Silence(local)
     local.pass_time(MINUTE)
     assert len(silence.futures) == 1
-    local.primary.faults.submit = silence._submit  # type: ignore[method-assign]
+    local.primary.faults.submit = silence.submit_to_primary  # type: ignore[method-assign]
     local.fail_over(INVOICES)
     local.heal()
     local.pass_time(MINUTE)

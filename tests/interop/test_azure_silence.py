@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
 from tests.contracts.service_bus import DROPPED
+from tests.inside import links_of
 from tests.interop.azure_site import Site, site
 from tests.interop.cutting_relay import CuttingRelay, cutting_relay
 from tests.waiting import until
@@ -110,9 +111,9 @@ def test_a_submitted_send_that_is_not_answered_is_the_last_of_its_connection(
 def test_the_idle_connections_beside_a_silent_one_are_replaced_too(bus: Site, path: str) -> None:
     with behind_relay(bus) as (azure, relay):
         key = LinkKey(path, LinkPurpose.SEND)
-        for link in [azure._links.take(key, 1) for _ in range(3)]:
+        for link in [links_of(azure).take(key, 1) for _ in range(3)]:
             link.open(ENOUGH_S)
-            azure._links.give_back(link)
+            links_of(azure).give_back(link)
         relay.silence()
         lost(azure, single_send(path))
         azure.ask(single_send(path), ENOUGH_S)

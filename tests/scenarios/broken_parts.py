@@ -187,6 +187,7 @@ def state_of(namespace: BrokerNamespace, *, without: tuple[str, ...] = ()) -> di
             continue
         found[path] = (entity.description, entity.updated_us)
         if entity.history is not None:
+            # a message id that was taken back wrongly shows only here
             found[f"{path} ids"] = sorted(entity.history._seen)
         if isinstance(entity, Subscription):
             found[f"{path} rules"] = sorted(rule.saved for rule in entity.rules.values())
@@ -226,6 +227,7 @@ def late_timers(site: Site) -> list[str]:
             *(waiter.deadline for waiter in queue.waiters),
         ]
         first = min(moments, default=NEVER_US)
+        # a late alarm would show as a delay of any length
         alarm = namespace._armed.get(queue.entity, NEVER_US)
         if first < NEVER_US and alarm > max(first, site.engine._now + queue.pause):
             found.append(f"{queue.path} is due at {first}, but its alarm is at {alarm}")

@@ -21,6 +21,7 @@ from tests.contracts.words import (
     settle,
     take,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.site import Site
 from twinbus import ledger
 from twinbus.errors import (
@@ -196,7 +197,7 @@ def dead_letter(site: Site, count: int = 1, path: str = QUEUE) -> None:
 
 
 def is_well(site: Site) -> bool:
-    return not site.engine._ledgers._is_sick
+    return not ledgers_of(site.engine)._is_sick
 
 
 def work(site: Site) -> None:

@@ -148,8 +148,8 @@ class WirePeer(SocketPeer):
     """A client at the other end of a wire."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+        self.wire = wire
         super().__init__(0)
 
     def _connect(self, port: int) -> Wire:  # noqa: ARG002
-        return self._wire
+        return self.wire

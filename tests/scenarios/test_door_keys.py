@@ -110,7 +110,8 @@ def test_requests_that_wait_for_credit_do_nothing_after_their_key_was_deleted(
     assert exchange.frame()[0][0] == FrameKind.WELCOME
     take = Receive(LARGE, 1, mode=ReceiveMode.RECEIVE_AND_DELETE)
     exchange.write(frames_of(*[Peek(LARGE, 0, 1000)] * 20, *[take] * 5))
-    until(lambda: 25 in conversation_of(entrance, key)._deferred)
+    conversation = conversation_of(entrance, key)
+    until(lambda: 25 in [request.number for request in conversation.deferred_requests])
     entrance.namespace.ask(DeleteKey("key"))
     replies = dict(exchange.all_replies(25))
     assert {type(replies[number]) for number in range(20, 26)} == {UnauthorizedError}

@@ -46,6 +46,7 @@ def test_metrics_need_a_token_that_manages_the_namespace(enter: Callable[..., En
 def test_a_reader_of_another_machine_is_not_trusted_for_its_host_header(
     enter: Callable[..., Entrance],
 ) -> None:
+    # no test connects from another machine
     pages = enter().door._web
     assert pages is not None
 

@@ -134,7 +134,8 @@ def test_a_flood_of_requests_leaves_others_served(enter: Callable[..., Entrance]
     for _ in range(3):
         entrance.assert_serves()
     conversation = conversation_of(entrance, greedy)
-    assert len(conversation._open) + len(conversation._deferred) <= 2 * MAX_OPEN_REQUESTS
+    unanswered = [*conversation.open_requests, *conversation.deferred_requests]
+    assert len(unanswered) <= 2 * MAX_OPEN_REQUESTS
 
 
 def test_a_flood_of_long_requests_is_read_no_further_than_its_bound(

@@ -57,7 +57,7 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        return sum(len(conversation._open) for conversation in self.conversations)
+        return sum(len(conversation.open_requests) for conversation in self.conversations)
 
     @property
     def conversations(self) -> list[ServerConversation]:
@@ -94,6 +94,7 @@ def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
     def no_loop(*_: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
+    # as of a loop that was closed under a connection
     monkeypatch.setattr(doorway.door._loop, "call_soon_threadsafe", no_loop)
     doorway.namespace.ask(Send(JUNK, to_batch(messages(1))), 10)
     doorway.namespace.ask(Send(VICTIM, messages(1)), 10)
@@ -108,7 +109,7 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
     bad, good = doorway.hog(), doorway.hog()
     bad.write(frames_of(poll))
     until(lambda: doorway.unanswered == 1)
-    [waiting] = [conversation for conversation in doorway.conversations if conversation._open]
+    [waiting] = [found for found in doorway.conversations if found.open_requests]
 
     def raising(*_: Any) -> None:
         raise RuntimeError("a reply that cannot be written")

@@ -17,6 +17,7 @@ from tests.contracts.words import (
     receive_one,
     send,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     OPERATIONS,
@@ -186,7 +187,7 @@ def test_records_still_in_the_log_are_reported_when_the_ledger_is_switched_on_ag
 def test_what_the_log_has_forgotten_meanwhile_leaves_a_gap(small: Site) -> None:
     send(small, "stays")
     small.reopen(ledger=NO_LEDGER)
-    covered = small.engine._ledgers.covered
+    covered = ledgers_of(small.engine).covered
     let_pass(small)
     small.reopen()
     shown = set(peeked(small))

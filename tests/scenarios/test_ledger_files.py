@@ -19,6 +19,7 @@ from tests.contracts.words import (
     send,
     take,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     MESSAGES,
@@ -283,7 +284,7 @@ def test_a_day_that_is_written_is_not_written_again_for_another_that_is_not(note
     in_the_way = noted.directory / "ledger/operations/day=2030-01-02"
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.write_text("in the way")
-    noted.engine._ledgers._next_roll += 3_600_000_000  # so that one roll has both days
+    ledgers_of(noted.engine)._next_roll += 3_600_000_000  # so that one roll has both days
     noted.wait(seconds=40)
     send(noted, "b")
     send(noted, "c")

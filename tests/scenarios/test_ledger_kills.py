@@ -20,6 +20,7 @@ from tests.contracts.words import (
     receive_one,
     send,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     Place,
@@ -123,7 +124,7 @@ def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
     def fail(_: int) -> None:
         raise OSError(5, "killed here")
 
-    monkeypatch.setattr(noted.engine._ledgers._messages, "put_mark", fail)
+    monkeypatch.setattr(ledgers_of(noted.engine)._messages, "put_mark", fail)
     roll(noted)
     before = read_trail(noted)
     noted.crash()

@@ -129,6 +129,7 @@ def test_starts_of_which_no_message_is_left_are_forgotten(make_site: MakeSite) -
         send(site, *["x" * 500] * 5, path=BACKLOG)
         complete(site, *receive(site, BACKLOG), path=BACKLOG)
         site.reopen()
+    # starts that are kept show only in memory and in the size of the log
     assert len(site.engine.namespace.starts._starts) <= 3
 
 

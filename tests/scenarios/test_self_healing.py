@@ -27,6 +27,7 @@ from tests.contracts.words import (
     take,
     topic,
 )
+from tests.inside import turn_taken
 from tests.scenarios.site import Site
 from twinbus.broker.lifecycle import State
 from twinbus.broker.store.commit import Commit
@@ -154,7 +155,7 @@ def test_what_was_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
 
 
 def test_the_vitals_are_known_while_a_turn_hangs(site: Site) -> None:
-    with site.embedded._writer._turn_lock:
+    with turn_taken(site.embedded):
         vitals = site.embedded.vitals()
     assert (vitals.is_open, vitals.is_healing, vitals.trouble) == (True, False, "")
 
@@ -362,9 +363,8 @@ def test_a_broker_that_stopped_lets_go_of_its_directory(site: Site) -> None:
 def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
-        writer = namespace._writer
         fail: Callable[..., Any] = lambda *_: 1 // 0  # noqa: E731
-        writer.engine.namespace.serve = fail  # type: ignore[method-assign]
+        namespace.engine.namespace.serve = fail  # type: ignore[method-assign]
         with pytest.raises(CommandFailedError):
             namespace.submit(Peek(QUEUE)).result(timeout=10)
         assert namespace.ask(ListEntities(EntityKind.QUEUE)) == []

@@ -178,6 +178,7 @@ def test_it_notices_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the syphon is made to err, to see that the auditor notices
     original = carrier._runs_of
 
     def reverse(*given: Any) -> list[carrier.Run]:

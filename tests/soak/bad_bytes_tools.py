@@ -66,6 +66,7 @@ def packed(value: Any) -> bytes:
     if isinstance(value, dict):
         items = [packed(part) for item in value.items() for part in item]
         return b"\xdf" + struct.pack(">I", len(value)) + b"".join(items)
+    # hostile values, which the public functions refuse to write
     return wire._pack(value)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.inside import has_unwritten_settlements
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Model
 from twinbus.broker.entities.topic import Topic
 from twinbus.broker.store.log import Log
@@ -209,7 +210,7 @@ class Machine:
         if not self.is_up:
             return
         _check_health(self.engine)
-        if not self.engine._kept:
+        if not has_unwritten_settlements(self.engine):
             self.model.written(self.engine.log.last_record)
 
     # -- the cut -------------------------------------------------------------------------------

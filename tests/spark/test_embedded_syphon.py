@@ -79,6 +79,7 @@ def strings_of(pairing: SendAvailabilityPairing) -> list[ConnectionString]:
     """Return the connection strings that the workers of a pairing's syphon got."""
     syphon = pairing.syphon
     assert isinstance(syphon, Syphon)
+    # the syphon shows no connection string, because it holds a key
     return [ConnectionString.parse(text) for text in (syphon._primary, syphon._secondary)]
 
 

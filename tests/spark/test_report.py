@@ -150,6 +150,7 @@ def _blot_out(folder: Path, number: int) -> None:
     segment = log.segments[records[at].parts[0][1].segment]
     begin = _offset(records[at])
     end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
+    # damage that no broker does
     log._fill_gap(segment, begin, end, number)
     log.close()
 

@@ -155,6 +155,7 @@ def test_what_a_token_was_found_to_allow_is_remembered_within_a_bound() -> None:
         assert allows(admission, command)
         assert allows(admission, command)
         assert not allows(admission, c.Receive(f"queue{number}"))
+    # only memory shows what is remembered
     assert 0 < len(admission._allowed) <= ALLOWED_REMEMBERED
 
 

@@ -78,9 +78,9 @@ def test_the_bookkeeping_of_a_conversation_returns_to_zero() -> None:
         server.deliver(server.at_broker[0], CommunicationError("x"))
         server.written()
     conversation = server.conversation
-    assert not conversation._open
+    assert not conversation.open_requests
     assert not conversation.has_deferred
-    assert not conversation._unsent
+    assert not conversation.unsent_requests
     assert conversation.reply_bytes == conversation.request_bytes == 0
 
 
@@ -91,9 +91,9 @@ def test_a_reply_that_has_left_is_not_kept_while_later_ones_are_unread() -> None
     server.deliver(server.at_broker[0], LOCKED)
     size = len(b"".join(server.conversation.take_outgoing()))
     server.conversation.note_buffered(size // 2 + 1)  # a byte of the first has not left
-    assert len(server.conversation._unsent) == 2
+    assert len(server.conversation.unsent_requests) == 2
     server.conversation.note_buffered(size // 2)
-    assert [request.number for _, request, _ in server.conversation._unsent] == [2]
+    assert [request.number for request in server.conversation.unsent_requests] == [2]
     server.apply(server.conversation.lose())
     assert [type(command) for command in server.undone] == [c.Settle]
 
@@ -103,7 +103,7 @@ def test_replies_that_hold_no_locks_are_not_kept() -> None:
     server.receive(asked(1, PEEK) + asked(2, SEND))
     server.deliver(server.at_broker[0], LOCKED)
     server.deliver(server.at_broker[0], c.SendReceipt([1]))
-    assert not server.conversation._unsent
+    assert not server.conversation.unsent_requests
 
 
 def test_a_conversation_without_a_connection_keeps_no_bytes() -> None:

@@ -515,6 +515,7 @@ def test_files_that_are_merged_while_they_are_looked_at_are_listed_again(
         looked_at.append(path)
         return look(kind, path)
 
+    # the merge must come between the listing of the files and their first use
     look = survey_module._look
     monkeypatch.setattr(survey_module, "_look", merge_first)
     monkeypatch.setattr(survey_module, "LEDGER_READERS", 1)

@@ -61,12 +61,14 @@ def test_a_send_of_one_message_has_the_same_frame_either_way(
     message: BrokeredMessage, origin: Origin | None, number: int
 ) -> None:
     send = Send("orders", [message], origin)
+    # both ways give the same frame: from outside nobody knows which was taken
     short = wire._encode_single(number, send)
     assert short is None or joined(short) == joined(wire._encode_send(number, send))
 
 
 def test_the_usual_send_has_a_short_way() -> None:
     send = Send("orders", [BrokeredMessage(b"x")], Origin(sender_source(7), range(1)))
+    # see above
     assert wire._encode_single(1, send) is not None
 
 

@@ -226,6 +226,7 @@ def test_what_does_not_add_up_is_found(spoil: str) -> None:
     elif spoil == "sequence":
         waiting.put("sequence", at[:1], 2)
     else:
+        # damage that no caller can do
         waiting._first_active = 1
     assert len(waiting.faults()) == 1
 

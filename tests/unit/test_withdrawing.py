@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from tests.inside import turn_taken
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.ledger import NO_LEDGER
@@ -25,7 +26,7 @@ def test_a_new_request_is_not_taken_for_one_that_was_withdrawn_during_a_turn(
 ) -> None:
     settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
     namespace = EmbeddedNamespace(settings, ManualClock(), threaded=False)
-    with namespace._writer._turn_lock:  # another thread has the turn
+    with turn_taken(namespace):
         namespace.withdraw([Noted(ReadMeter())])
     request = Noted(ReadMeter())  # Python gives it the memory of an object that is gone
     namespace.hand_over([request])

@@ -407,6 +407,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
         peer.send(DetachFrame(handle=1, closed=True))
         peer.send(BEGIN, attach(f"s{number}"), EndFrame(), channel=1)
     assert peer.connection.link_count == 1
+    # a name that is kept shows only in memory
     assert len(peer.connection._names) == 1
     assert len(list(peer.connection.sessions)) == 1
 
@@ -430,6 +431,7 @@ def test_ranges_cost_what_they_find_and_not_their_length() -> None:
 
     outcomes = link.session.outcomes
     counting = Counting()
+    # the steps are counted, because their time is not a matter of the clock
     counting._numbers, counting._owners = outcomes._sent._numbers, outcomes._sent._owners
     outcomes._sent = counting
     for _ in range(50):
@@ -447,6 +449,7 @@ def test_numbers_taken_one_by_one_do_not_pile_up() -> None:
             assert unsettled.take(number - 10) == "link"
             assert unsettled.take(number - 10) is None
     assert len(unsettled) == 10
+    # numbers that pile up show only in memory
     assert len(unsettled._numbers) < 200
     assert unsettled.take_range(9_990, 9_994) == [(n, "link") for n in range(9_990, 9_995)]
     unsettled.add(9_992, "again")
