@@ -12,17 +12,15 @@ import pytest
 
 from tests.contracts.client_site import site
 from tests.contracts.doorway import clock, server
-from tests.contracts.keys import ROOT
 from tests.contracts.pairing_words import WAYS, Pair, opened
 from tests.contracts.rabbitmq import rabbitmq
 from tests.contracts.service_bus import DROPPED, Certificate, service_bus
+from tests.namespaces import address_of, door_of, embedded
 from tests.rabbitmq.conftest import broker, tls
 from tests.waiting import until
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place
+from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, UnsupportedCapabilityError
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.azure import CAPABILITIES as AZURE_CAPABILITIES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -30,8 +28,7 @@ from twinbus.namespace.opening import open_namespace
 from twinbus.namespace.rabbitmq.runner import CAPABILITIES as RABBITMQ_CAPABILITIES
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import Command, CreateEntity, PutKey
-from twinbus.server.door import Door
+from twinbus.protocol.commands import Command, CreateEntity
 
 __all__ = ["broker", "clock", "server", "site", "tls"]  # fixtures
 
@@ -102,13 +99,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "sb":
         _check_needs(request, AZURE_CAPABILITIES)
     clock = ManualClock()
-    with EmbeddedNamespace(
-        EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
-    ) as namespace:
+    with embedded(tmp_path / "namespace", clock) as namespace:
         if request.param == "embedded":
             yield World(namespace, clock)
             return
-        namespace.ask(PutKey(ROOT))
         if request.param == "sb":
             certificate: Certificate = request.getfixturevalue("certificate")
             with (
@@ -118,16 +112,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
                 yield World(azure, clock, namespace)
             gc.collect(1)  # dropped sockets, while their warnings are expected
             return
-        with closing(Door(namespace, clock)) as door:
-            connection = ConnectionString(
-                place=Place.SERVER,
-                host="127.0.0.1",
-                port=door.port,
-                key_name=ROOT.name,
-                key=ROOT.primary,
-            )
-            with ServerNamespace(connection, clock) as client:
-                yield World(client, clock)
+        with (
+            door_of(namespace, clock) as door,
+            ServerNamespace(address_of(door), clock) as client,
+        ):
+            yield World(client, clock)
 
 
 @pytest.fixture(params=WAYS)

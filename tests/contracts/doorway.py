@@ -1,18 +1,18 @@
 """A namespace with a door, and the clients that come to it."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT, address_of, door_of
 from twinbus import BrokeredMessage, Claim, MessagingError, QueueDescription, SharedAccessKey
 from twinbus.clock import Clock, ManualClock
-from twinbus.connection import ConnectionString, Place, sign_token
+from twinbus.connection import ConnectionString, sign_token
 from twinbus.limits import SECOND_US
 from twinbus.message import to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -47,10 +47,7 @@ class Server:
     clients: ExitStack = field(default_factory=ExitStack)
 
     def connection(self, key: SharedAccessKey | None = ROOT, /, **parts: Any) -> ConnectionString:
-        where = ConnectionString(place=Place.SERVER, host="127.0.0.1", port=self.door.port)
-        if key is not None:
-            where = replace(where, key_name=key.name, key=key.primary, entity_path=key.entity_path)
-        return replace(where, **parts)
+        return address_of(self.door, key, **parts)
 
     def client(self, key: SharedAccessKey | None = ROOT, /, **parts: Any) -> ServerNamespace:
         made = ServerNamespace(self.connection(key, **parts), self.clock)
@@ -91,11 +88,10 @@ class Server:
 
 def opened(stack: ExitStack, directory: Path, clock: Clock, **settings: Any) -> Server:
     namespace = stack.enter_context(EmbeddedNamespace(directory, clock))
-    namespace.ask(PutKey(ROOT))
     for path in (ORDERS, PAYMENTS):
         namespace.ask(CreateEntity(QueueDescription(path=path)))
     namespace.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))
-    door = stack.enter_context(closing(Door(namespace, clock, **settings)))
+    door = stack.enter_context(door_of(namespace, clock, **settings))
     server = Server(namespace, clock, door)
     stack.enter_context(server.clients)
     return server

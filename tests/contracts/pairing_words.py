@@ -15,8 +15,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.contracts.keys import ROOT
 from tests.contracts.service_bus import Certificate, service_bus
+from tests.namespaces import address_of, door_of, embedded
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -29,20 +29,17 @@ from twinbus import (
     SendAvailabilityPairing,
 )
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.broker.turn.engine import EngineSettings, Storages
+from twinbus.broker.turn.engine import Storages
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place
-from twinbus.ledger import NO_LEDGER
+from twinbus.connection import ConnectionString
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.events import PairingEvent
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import Command, Peek, PutKey, Receive, Send
-from twinbus.server.door import Door
+from twinbus.protocol.commands import Command, Peek, Receive, Send
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.testing import Fault, FaultyNamespace, Mover
@@ -383,27 +380,14 @@ def _end(
     is_server = way != "embedded"
     disks = Storages(log=_Memory(), spill=_Memory())
     namespace = stack.enter_context(
-        EmbeddedNamespace(
-            EngineSettings(directory=directory, ledger=NO_LEDGER),
-            clock,
-            disks,
-            threaded=threaded or is_server,
-        )
+        embedded(directory, clock, disks, threaded=threaded or is_server)
     )
     if way == "embedded":
         return End(name, clock, lambda: _Kept(namespace))
-    namespace.ask(PutKey(ROOT))
     if way == "sb":
         address = stack.enter_context(service_bus(namespace, clock, _certificate(), name))
         return End(name, clock, lambda: open_namespace(address, clock), address)
-    door = stack.enter_context(closing(Door(namespace, clock)))
-    where = ConnectionString(
-        place=Place.SERVER,
-        host="127.0.0.1",
-        port=door.port,
-        key_name=ROOT.name,
-        key=ROOT.primary,
-    )
+    where = address_of(stack.enter_context(door_of(namespace, clock)))
     return End(name, clock, lambda: open_namespace(where, clock), where, namespace.id)
 
 

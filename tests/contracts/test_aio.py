@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import twinbus
-from tests.contracts.keys import ROOT
+from tests.namespaces import address_of, door_of
 from twinbus import (
     BrokeredMessage,
     Claim,
@@ -26,7 +26,6 @@ from twinbus import (
 )
 from twinbus.client.receiver import ReceiveOptions
 from twinbus.client.state import FactoryState
-from twinbus.clock import SystemClock
 from twinbus.errors import (
     EntityAlreadyExistsError,
     EntityNotFoundError,
@@ -37,8 +36,6 @@ from twinbus.errors import (
     SessionCannotBeLockedError,
 )
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import PutKey
-from twinbus.server.door import Door
 
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
@@ -86,12 +83,8 @@ def within(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Test]:
         connection = f"Endpoint=embedded://{tmp_path / 'shop'}"
         yield lambda work: run(connection, work)
         return
-    clock = SystemClock()
-    with EmbeddedNamespace(tmp_path / "shop", clock) as namespace:
-        namespace.ask(PutKey(ROOT))
-        with closing(Door(namespace, clock)) as door:
-            key = f"SharedAccessKeyName={ROOT.name};SharedAccessKey={ROOT.primary}"
-            yield lambda work: run(f"Endpoint=twinbus://127.0.0.1:{door.port};{key}", work)
+    with EmbeddedNamespace(tmp_path / "shop") as namespace, door_of(namespace) as door:
+        yield lambda work: run(address_of(door).to_text(), work)
 
 
 @asynccontextmanager

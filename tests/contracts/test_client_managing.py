@@ -15,7 +15,7 @@ from tests.contracts.client_site import (
     got,
     message,
 )
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from twinbus import (
     Claim,
     QueueDescription,

@@ -21,7 +21,7 @@ from tests.contracts.doorway import (
     opened,
     refused,
 )
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.waiting import until
 from twinbus import Claim, MessagingFactory, NamespaceManager, ServerBusyError, UnauthorizedError
 from twinbus.clock import ManualClock

@@ -24,7 +24,7 @@ from tests.contracts.doorway import (
     opened,
     refused,
 )
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory, RetryPolicy, TransientError
 from twinbus.clock import SystemClock

@@ -6,17 +6,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.contracts.keys import ROOT
 from tests.contracts.service_bus import Certificate, service_bus
+from tests.namespaces import engine_settings
 from twinbus import QueueDescription
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.azure import AzureNamespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import Command, CreateEntity, PutKey
+from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.protocol.requests import Request
 
 QUEUE = "orders"
@@ -71,10 +69,8 @@ class Site:
 @contextmanager
 def site(folder: Path) -> Iterator[Site]:
     clock = ManualClock(datetime.now(UTC))  # the SDK alone signs tokens by the time of day
-    settings = EngineSettings(directory=folder / "namespace", ledger=NO_LEDGER)
-    with RefusingNamespace(settings, clock) as broker:
+    with RefusingNamespace(engine_settings(folder / "namespace"), clock) as broker:
         broker.refusals, broker.counts = {}, {}
-        broker.ask(PutKey(ROOT))
         with service_bus(broker, clock, Certificate(folder)) as connection:
             made = Site(broker, connection, clock)
             try:

@@ -54,8 +54,10 @@ def test_many_are_received_at_once_and_completed(bus: Bus, path: str) -> None:
 
 
 def test_an_empty_queue_gives_nothing_in_time(bus: Bus, path: str) -> None:
+    receiver = bus.receiver(path)
+    receiver.peek_messages()  # the SDK attaches when it is first used, which takes time, too
     began = time.monotonic()
-    assert bus.receiver(path).receive_messages(max_wait_time=0.5) == []
+    assert receiver.receive_messages(max_wait_time=0.5) == []
     assert 0.4 < time.monotonic() - began < 3
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import embedded
 from tests.scenarios.site import Site
 from twinbus.broker.accounts.throttle import Throttle
 from twinbus.broker.entities.directory import Directory
@@ -28,12 +29,9 @@ from twinbus.broker.sending.routing import Router
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
 from twinbus.broker.turn import namespace as namespace_module
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.clock import ManualClock, from_us
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys
 
 PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
@@ -240,9 +238,8 @@ def reopened(site: Site, folder: Path, *, without: tuple[str, ...] = ()) -> dict
     """Return what a broker shows that is opened on a copy of the directory."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(site.directory, folder, ignore=shutil.ignore_patterns("reserve", "lock"))
-    settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
     clock = ManualClock(from_us(site.clock.now_us()))
-    with EmbeddedNamespace(settings, clock, threaded=False) as copy:
+    with embedded(folder, clock, threaded=False) as copy:
         engine = copy.engine
         assert engine.namespace.faults() == []
         return state_of(engine.namespace, without=without)

@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT, address_of, door_of, embedded
 from tests.soak.bad_bytes_tools import Exchange
 from twinbus import BrokeredMessage, Claim, QueueDescription, SharedAccessKey
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place, sign_token
+from twinbus.connection import sign_token
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
@@ -81,14 +79,7 @@ class Entrance:
 
     def client(self) -> ServerNamespace:
         """Return an honest client."""
-        where = ConnectionString(
-            place=Place.SERVER,
-            host="127.0.0.1",
-            port=self.door.port,
-            key_name=ROOT.name,
-            key=ROOT.primary,
-        )
-        return self.opened.enter_context(ServerNamespace(where, self.clock))
+        return self.opened.enter_context(ServerNamespace(address_of(self.door), self.clock))
 
     def assert_serves(self) -> None:
         """An honest client that connects now is served soon."""
@@ -112,12 +103,10 @@ def enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
         def make(**options: Any) -> Entrance:
             clock = ManualClock()
-            settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
-            namespace = stack.enter_context(EmbeddedNamespace(settings, clock))
-            namespace.ask(PutKey(ROOT))
+            namespace = stack.enter_context(embedded(tmp_path / "namespace", clock))
             for path in (QUEUE, LARGE):
                 namespace.ask(CreateEntity(QueueDescription(path=path)))
-            door = stack.enter_context(closing(Door(namespace, clock, name="shop", **options)))
+            door = stack.enter_context(door_of(namespace, clock, name="shop", **options))
             return Entrance(namespace, door, clock, stack.enter_context(ExitStack()))
 
         yield make

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.scenarios.entrance import QUEUE, Entrance, is_let_go
 from tests.scenarios.server_process import ORDERS, Server
 from tests.soak.bad_bytes_tools import Exchange

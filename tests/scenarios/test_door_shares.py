@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.scenarios.entrance import QUEUE, Entrance, source
 from tests.soak.bad_bytes_tools import framed
 from tests.waiting import until

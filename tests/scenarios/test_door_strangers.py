@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.scenarios.entrance import QUEUE, SECONDS, Entrance, is_let_go, source
 from tests.soak.bad_bytes_tools import hello
 from tests.waiting import until

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import address_of, door_of, embedded
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
 from tests.soak.bad_bytes_tools import Exchange, frames_of
 from tests.waiting import until
-from twinbus.broker.turn.engine import EngineSettings
-from twinbus.clock import SystemClock
-from twinbus.connection import ConnectionString, Place, token_for
+from twinbus.connection import ConnectionString, token_for
 from twinbus.entities import QueueDescription
-from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey, Receive, Send
@@ -40,15 +38,7 @@ class Doorway:
     left_open: ExitStack
 
     def where(self, path: str) -> ConnectionString:
-        host = "127.0.0.1"
-        return ConnectionString(
-            place=Place.SERVER,
-            host=host,
-            port=self.door.port,
-            key_name=path,
-            key=path * 5,
-            entity_path=path,
-        )
+        return address_of(self.door, key_name=path, key=path * 5, entity_path=path)
 
     def hog(self) -> Exchange:
         token = token_for(self.where(JUNK), int(time.time()) + 600)
@@ -67,8 +57,7 @@ class Doorway:
 
 @pytest.fixture
 def doorway(tmp_path: Path) -> Iterator[Doorway]:
-    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
-    with EmbeddedNamespace(settings) as namespace:
+    with embedded(tmp_path / "namespace") as namespace:
         for path in (JUNK, VICTIM):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
             key = SharedAccessKey(
@@ -79,8 +68,7 @@ def doorway(tmp_path: Path) -> Iterator[Doorway]:
                 entity_path=path,
             )
             namespace.ask(PutKey(key))
-        door = Door(namespace, SystemClock(), max_connections=CONNECTIONS)
-        with closing(door), ExitStack() as left_open:
+        with door_of(namespace, max_connections=CONNECTIONS) as door, ExitStack() as left_open:
             yield Doorway(namespace, door, left_open)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT
 from tests.scenarios.test_fork import in_child
 from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, MessagingFactory, QueueDescription, UnauthorizedError

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.contracts.keys import ROOT
 from tests.contracts.words import QUEUE, bodies, complete, message, peek, queue, receive, send
+from tests.namespaces import ROOT
 from tests.scenarios.site import Site
 from twinbus.cli.root import root
 from twinbus.errors import LogDamagedError

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.namespaces import embedded
 from tests.simulation.wire_clients import (
     LOCK,
     QUEUES,
@@ -37,14 +38,12 @@ from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.tokens import token_of
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.broker.turn.engine import EngineSettings, Storages
+from twinbus.broker.turn.engine import Storages
 from twinbus.clock import ManualClock, from_us
 from twinbus.entities import QueueDescription, dead_letter_path
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US, SECOND_US
 from twinbus.message import to_messages
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.server_conversation import Phase, ServerConversation, ServerRequest
@@ -75,9 +74,10 @@ class WireWorld:
         self.random = Random(seed)
         self.clock = ManualClock()
         self.truth = Truth()
-        settings = EngineSettings(directory=folder, ledger=NO_LEDGER, segment_bytes=4 * 1024**2)
         storages = Storages(FastStorage(), FastStorage())
-        self.namespace = EmbeddedNamespace(settings, self.clock, storages, threaded=False)
+        self.namespace = embedded(
+            folder, self.clock, storages, threaded=False, segment_bytes=4 * 1024**2
+        )
         for path in QUEUES:
             described = QueueDescription(
                 path=path,
