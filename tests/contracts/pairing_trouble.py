@@ -85,9 +85,12 @@ class RealPair:
 
 @contextmanager
 def on_real_time(
-    directory: Path, around: Callable[[Namespace], Namespace] = lambda inner: inner
+    directory: Path,
+    around: Callable[[Namespace], Namespace] = lambda inner: inner,
+    *,
+    with_syphon: bool = True,
 ) -> Iterator[RealPair]:
-    """Pair two namespaces with a syphon and the shortest intervals."""
+    """Pair two namespaces with the shortest intervals."""
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(EmbeddedNamespace(directory / name))
@@ -104,7 +107,7 @@ def on_real_time(
             secondary,
             FEW_QUEUES,
             AT_ONCE,
-            enable_syphon=True,
+            enable_syphon=with_syphon,
             syphon=syphon,
         )
         options.ping_primary_interval = SECOND

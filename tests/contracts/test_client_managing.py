@@ -6,15 +6,7 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from tests.contracts.client_site import (
-    NEWS,
-    NOW,
-    ORDERS,
-    SESSIONS,
-    Site,
-    got,
-    message,
-)
+from tests.contracts.client_site import NEWS, NOW, ORDERS, SESSIONS, Site, got, message
 from tests.namespaces import ROOT
 from twinbus import (
     Claim,

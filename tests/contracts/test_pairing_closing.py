@@ -2,22 +2,12 @@
 
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import CLOSED, OPENED, states
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    PRIMARY,
-    Pair,
-    SyphonStandIn,
-    backlog,
-    message,
-)
+from tests.contracts.pairing_trouble import CLOSED, OPENED, on_real_time, states
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, PRIMARY, Pair, backlog, message
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -147,33 +137,6 @@ def test_leaving_the_context_of_the_primary_closes_the_pairing(pair: Pair) -> No
     assert states(pair) == (CLOSED, CLOSED)
 
 
-@dataclass
-class RealTimePair:
-    """Two paired factories on a clock that runs by itself, where threads close the secondary."""
-
-    primary: MessagingFactory
-    secondary: MessagingFactory
-
-    @classmethod
-    def paired(cls, folder: Path, *, with_syphon: bool) -> "RealTimePair":
-        first, second = EmbeddedNamespace(folder / "a"), EmbeddedNamespace(folder / "b")
-        pair = cls(MessagingFactory(first, name=PRIMARY), MessagingFactory(second))
-        options = SendAvailabilityPairedNamespaceOptions(
-            NamespaceManager(second),
-            pair.secondary,
-            1,
-            AT_ONCE,
-            enable_syphon=with_syphon,
-            syphon=SyphonStandIn(),
-        )
-        pair.primary.pair_namespace(options)
-        return pair
-
-    def close_from_secondary(self, state: FactoryState) -> None:
-        if state is CLOSED:
-            self.primary.close()
-
-
 def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
@@ -182,9 +145,9 @@ def errors_logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_closing_a_pairing_on_real_time_logs_no_error_and_leaves_no_thread(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, with_syphon: bool
 ) -> None:
-    pair = RealTimePair.paired(tmp_path, with_syphon=with_syphon)
-    pair.primary.close()
-    assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
+    with on_real_time(tmp_path, with_syphon=with_syphon) as pair:
+        pair.primary.close()
+        assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
     assert errors_logged(caplog) == []
     assert not [one for one in threading.enumerate() if one.name.startswith("twinbus-pairing")]
 
@@ -192,10 +155,12 @@ def test_closing_a_pairing_on_real_time_logs_no_error_and_leaves_no_thread(
 def test_a_watcher_of_the_secondary_may_close_the_primary(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pair = RealTimePair.paired(tmp_path, with_syphon=False)
-    pair.secondary.on_state_change(pair.close_from_secondary)
-    pair.primary.close()
-    assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
+    with on_real_time(tmp_path, with_syphon=False) as pair:
+        pair.secondary.on_state_change(
+            lambda state: pair.primary.close() if state is CLOSED else None
+        )
+        pair.primary.close()
+        assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
     assert errors_logged(caplog) == []
 
 

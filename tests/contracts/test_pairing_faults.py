@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import CLOSED, FAULTED, OPENED, states
+from tests.contracts.pairing_trouble import CLOSED, FAULTED, OPENED, on_real_time, states
 from tests.contracts.pairing_words import (
     AT_ONCE,
     NEWS,
@@ -21,17 +21,11 @@ from tests.contracts.pairing_words import (
     messages,
 )
 from tests.waiting import until
-from twinbus import (
-    MessagingError,
-    MessagingFactory,
-    NamespaceManager,
-    SendAvailabilityPairedNamespaceOptions,
-)
+from twinbus import MessagingError, MessagingFactory
 from twinbus.client.state import FactoryState
 from twinbus.errors import FactoryFaultedError
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.health import HealthState
-from twinbus.testing import Fault, FaultyNamespace
+from twinbus.testing import Fault
 
 GRACE = timedelta(seconds=5)
 
@@ -223,29 +217,13 @@ def test_a_fault_after_the_5_seconds_stops_the_syphon(pair: Pair) -> None:
 
 @pytest.mark.parametrize("first", ["primary", "secondary"])
 def test_on_real_time_a_fault_leaves_no_thread_behind(tmp_path: Path, first: str) -> None:
-    with EmbeddedNamespace(tmp_path / "a") as one, EmbeddedNamespace(tmp_path / "b") as two:
-        faults = FaultyNamespace(one)
-        NamespaceManager(one).create_queue(ORDERS)
-        primary = MessagingFactory(faults, name=PRIMARY)
-        secondary = MessagingFactory(two, name=SECONDARY)
-        pairing = primary.pair_namespace(
-            SendAvailabilityPairedNamespaceOptions(
-                NamespaceManager(two), secondary, 1, AT_ONCE, True, syphon=lambda _: Stopped()
-            )
-        )
-        faults.inject(Fault.UNAVAILABLE, ORDERS)
-        primary.create_message_sender(ORDERS).send(message())
-        assert pairing.status()[0].state is HealthState.FAILED_OVER
-        {"primary": primary, "secondary": secondary}[first].fault("trouble")
-        until(lambda: (primary.state, secondary.state) == (FAULTED, FAULTED))
+    with on_real_time(tmp_path) as pair:
+        pair.faults.inject(Fault.UNAVAILABLE, ORDERS)
+        pair.primary.create_message_sender(ORDERS).send(message())
+        assert pair.pairing.status()[0].state is HealthState.FAILED_OVER
+        {"primary": pair.primary, "secondary": pair.secondary}[first].fault("trouble")
+        until(lambda: (pair.primary.state, pair.secondary.state) == (FAULTED, FAULTED))
         for thread in threading.enumerate():
             if thread.name == "twinbus-pairing":
                 thread.join(60)
         assert not [one for one in threading.enumerate() if one.name == "twinbus-pairing"]
-
-
-class Stopped:
-    """A syphon with nothing to do."""
-
-    def stop(self) -> None:
-        pass

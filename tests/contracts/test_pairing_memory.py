@@ -34,14 +34,7 @@ from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import (
-    Command,
-    CreateEntity,
-    Origin,
-    Peek,
-    Send,
-    SettleRange,
-)
+from twinbus.protocol.commands import Command, CreateEntity, Origin, Peek, Send, SettleRange
 from twinbus.protocol.origins import sender_source
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.testing import Fault

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.contracts.pairing_trouble import on_real_time
 from tests.contracts.pairing_words import (
     AT_ONCE,
     INVOICES,
@@ -26,16 +27,13 @@ from tests.contracts.pairing_words import (
 from twinbus import (
     MessagingError,
     MessagingFactory,
-    NamespaceManager,
-    SendAvailabilityPairedNamespaceOptions,
     ServerBusyError,
     UnauthorizedError,
 )
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.events import PingRefused, Returned
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.commands import Command, Send
-from twinbus.testing import Fault, FaultyNamespace
+from twinbus.testing import Fault
 
 
 def test_a_ping_is_an_empty_message_of_the_ping_type_that_lives_one_second(pair: Pair) -> None:
@@ -321,21 +319,12 @@ def test_a_ping_is_sent_once_though_the_clock_jumps_over_many_intervals(pair: Pa
 
 
 def test_on_real_time_an_entity_returns_by_itself(tmp_path: Path) -> None:
-    with EmbeddedNamespace(tmp_path / "a") as first, EmbeddedNamespace(tmp_path / "b") as second:
-        faults = FaultyNamespace(first)
-        manager = NamespaceManager(second)
-        NamespaceManager(first).create_queue(ORDERS)
-        primary = MessagingFactory(faults, name=PRIMARY)
-        options = SendAvailabilityPairedNamespaceOptions(
-            manager, MessagingFactory(second), 1, AT_ONCE
-        )
-        options.ping_primary_interval = timedelta(seconds=1)
-        pairing = primary.pair_namespace(options)
+    with on_real_time(tmp_path, with_syphon=False) as pair:
         is_back = threading.Event()
-        pairing.on_event(lambda event: is_back.set() if isinstance(event, Returned) else None)
-        faults.inject(Fault.UNAVAILABLE, ORDERS)
-        primary.create_message_sender(ORDERS).send(message())
-        faults.heal()
+        pair.pairing.on_event(lambda event: is_back.set() if isinstance(event, Returned) else None)
+        pair.faults.inject(Fault.UNAVAILABLE, ORDERS)
+        pair.primary.create_message_sender(ORDERS).send(message())
+        pair.faults.heal()
         assert is_back.wait(20)
-        primary.close()
+        pair.primary.close()
         assert not [one for one in threading.enumerate() if one.name == "twinbus-pairing"]

@@ -11,19 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-    RealPair,
-    on_real_time,
-)
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    Pair,
-    backlog,
-    message,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S, RealPair, on_real_time
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair, backlog, message
 from tests.inside import board_of
 from twinbus import MessagingError
 from twinbus.clock import Clock, ManualClock, SystemClock
@@ -32,9 +21,7 @@ from twinbus.limits import SECOND_US
 from twinbus.pairing.board import Board
 from twinbus.pairing.events import Announcer, Returned
 from twinbus.pairing.health import HealthState, Timing
-from twinbus.protocol.commands import (
-    Command,
-)
+from twinbus.protocol.commands import Command
 from twinbus.testing import Fault, FaultyNamespace
 
 HELD_S = 0.02  # what waits for a lock is let go on without

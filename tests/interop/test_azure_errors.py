@@ -196,7 +196,7 @@ def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
     assert busy_scope("Too many requests.", QUEUE) == QUEUE
 
 
-# -- the administration API --------------------------------------------------------------------
+# -- the administration API ------------------------------------------------------------------------
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):

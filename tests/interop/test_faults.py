@@ -17,18 +17,9 @@ from tests.interop.bus import Bus, bodies, body, take, take_one
 from tests.namespaces import address_of, door_of, embedded
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.amqp.conditions import AmqpError, Condition, Scope
-from twinbus.errors import (
-    MessageLockLostError as LockLost,
-)
-from twinbus.errors import (
-    MessagingError,
-    NamespaceClosedError,
-    QuotaExceededError,
-    ServerBusyError,
-)
-from twinbus.errors import (
-    OperationTimeoutError as TimedOut,
-)
+from twinbus.errors import MessageLockLostError as LockLost
+from twinbus.errors import MessagingError, NamespaceClosedError, QuotaExceededError, ServerBusyError
+from twinbus.errors import OperationTimeoutError as TimedOut
 from twinbus.protocol.commands import Peek, Receive, Send, Settle
 from twinbus.testing.faults import Delay, Fault
 from twinbus.testing.server_faults import FaultyServer

@@ -24,16 +24,9 @@ from tests.contracts.words import (
 from tests.inside import ledgers_of
 from tests.scenarios.site import Site
 from twinbus import ledger
-from twinbus.errors import (
-    CommandFailedError,
-    EntityNotFoundError,
-    InvalidArgumentError,
-)
+from twinbus.errors import CommandFailedError, EntityNotFoundError, InvalidArgumentError
 from twinbus.ledger import LedgerKind, LedgerSettings
-from twinbus.protocol.commands import (
-    Disposition,
-    Receive,
-)
+from twinbus.protocol.commands import Disposition, Receive
 
 LEDGER = LedgerSettings()
 OPERATIONS, MESSAGES = LedgerKind.OPERATIONS, LedgerKind.MESSAGES

@@ -39,11 +39,7 @@ from tests.scenarios.ledger_site import (
 )
 from tests.scenarios.site import Site
 from twinbus.ledger import NO_LEDGER, LedgerSettings
-from twinbus.protocol.commands import (
-    ReadMeter,
-    ReleaseSession,
-    SetSessionState,
-)
+from twinbus.protocol.commands import ReadMeter, ReleaseSession, SetSessionState
 
 # -- compaction ------------------------------------------------------------------------------------
 

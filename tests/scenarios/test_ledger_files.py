@@ -10,15 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.contracts.words import (
-    complete,
-    message,
-    queue,
-    receive,
-    receive_one,
-    send,
-    take,
-)
+from tests.contracts.words import complete, message, queue, receive, receive_one, send, take
 from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,

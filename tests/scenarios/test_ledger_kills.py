@@ -11,15 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.words import (
-    MANY,
-    QUEUE,
-    complete,
-    peek,
-    queue,
-    receive_one,
-    send,
-)
+from tests.contracts.words import MANY, QUEUE, complete, peek, queue, receive_one, send
 from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,

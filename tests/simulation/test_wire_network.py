@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.wire_clients import PLAIN, ClientRequest
-from tests.simulation.wire_network import (
-    WINDOW_BYTES,
-    ClientLink,
-    small_limits,
-)
+from tests.simulation.wire_network import WINDOW_BYTES, ClientLink, small_limits
 from tests.simulation.wire_story import WireWorld
 from twinbus.limits import NEVER_US
 from twinbus.message import BrokeredMessage

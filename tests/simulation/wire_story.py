@@ -28,12 +28,7 @@ from tests.simulation.wire_clients import (
     Truth,
     ViolationError,
 )
-from tests.simulation.wire_network import (
-    ClientLink,
-    Connection,
-    SimulatedDoor,
-    small_limits,
-)
+from tests.simulation.wire_network import ClientLink, Connection, SimulatedDoor, small_limits
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.tokens import token_of

@@ -72,7 +72,7 @@ def kept_days(ledger: Ledger) -> list[date]:
     return [day for day, _ in days(ledger.folder)]
 
 
-# -- writing -----------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LedgerKind)
@@ -182,7 +182,7 @@ def test_a_reader_never_meets_half_a_file(ledger: Ledger) -> None:
     assert set(met) == {2000}
 
 
-# -- the mark ----------------------------------------------------------------------------------
+# -- the mark --------------------------------------------------------------------------------------
 
 
 def test_a_mark_is_remembered_and_the_last_one_counts(ledger: Ledger, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_mark_that_makes_no_sense_is_no_mark(ledger: Ledger, content: bytes) -
     assert ledger.read_mark() == 0
 
 
-# -- retention ---------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------
 
 
 def test_days_are_kept_for_the_retention_and_then_deleted_whole(ledger: Ledger) -> None:
@@ -285,7 +285,7 @@ def test_rows_of_a_day_to_come_do_not_make_today_old(ledger: Ledger) -> None:
     assert NOON.date() in kept_days(ledger)
 
 
-# -- footers -----------------------------------------------------------------------------------
+# -- footers ---------------------------------------------------------------------------------------
 
 
 def written_with(folder: Path, rows: pa.Table, **metadata: str) -> Path:
@@ -390,7 +390,7 @@ def test_whatever_is_wrong_with_a_file_is_reported_and_not_raised(
     assert isinstance(read_footer(path), str | Footer)
 
 
-# -- settings ----------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) 
         LedgerSettings(**wrong)
 
 
-# -- size --------------------------------------------------------------------------------------
+# -- size ------------------------------------------------------------------------------------------
 
 
 def a_file(moment: str, size: int, number: int = 1, writer: str = "4f2a9c1e") -> LedgerFile:
