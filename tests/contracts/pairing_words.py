@@ -430,9 +430,13 @@ OF_EVERY_TYPE: dict[str, Any] = {
 
 
 def pipelined(sender: MessageSender, *texts: str) -> None:
+    send_pipelined(sender, *messages(*texts))
+
+
+def send_pipelined(sender: MessageSender, *sent: BrokeredMessage) -> None:
     """Send without waiting, then wait; raise the first error."""
     with sender.pipelined() as pipeline:
-        futures = [pipeline.send(one) for one in messages(*texts)]
+        futures = [pipeline.send(one) for one in sent]
     for future in futures:
         future.result(timeout=0)
 

@@ -24,6 +24,7 @@ from tests.contracts.pairing_words import (
     held_up,
     message,
     pipelined,
+    send_pipelined,
     sized,
 )
 from twinbus import BrokeredMessage, MessageSender, MessagingError, QueueDescription
@@ -491,12 +492,6 @@ def test_of_pipelined_messages_only_the_one_without_head_room_fails_the_check(pa
     errors = [type(future.exception(timeout=0)) for future in sent]
     assert errors == [type(None), type(None), MessageSizeExceededError, type(None)]
     assert pair.primary.take() == ["first", "a", "b"]
-
-
-def send_pipelined(sender: MessageSender, one: BrokeredMessage) -> None:
-    with sender.pipelined() as pipeline:
-        sent = pipeline.send(one)
-    sent.result(timeout=0)
 
 
 ONE: dict[str, Callable[[MessageSender, BrokeredMessage], object]] = {

@@ -151,6 +151,17 @@ def test_one_look_per_ping_interval_and_none_per_send(pair: Pair) -> None:
 # -- sends that go on during the return ------------------------------------------------------------
 
 
+def come_back_but_for_the_last(pair: Pair) -> None:
+    """Bring the first of two diverted messages home: the next send waits for the second."""
+    begin(pair)
+    pair.fail_over(ORDERS, "a")
+    pair.send("b")
+    come_back(pair)
+    assert carry(pair, at_most=1) == ["a"]
+    look(pair)
+    await_state(pair, SWITCHING)
+
+
 def carry_while_waiting(pair: Pair) -> Callable[[], None]:
     """Let a syphon run whenever the clock moves; return how to stop it."""
 
@@ -163,13 +174,7 @@ def carry_while_waiting(pair: Pair) -> Callable[[], None]:
 
 def test_a_client_whose_next_message_is_always_on_its_way_returns_as_well(pair: Pair) -> None:
     """Its sends wait a moment, so that the last diverted one comes home."""
-    begin(pair)
-    pair.fail_over(ORDERS, "a")
-    pair.send("b")
-    come_back(pair)
-    assert carry(pair, at_most=1) == ["a"]
-    look(pair)
-    await_state(pair, SWITCHING)
+    come_back_but_for_the_last(pair)
     stop = carry_while_waiting(pair)
     pair.send("c")
     stop()
@@ -180,13 +185,7 @@ def test_a_client_whose_next_message_is_always_on_its_way_returns_as_well(pair: 
 
 
 def test_a_switch_that_does_not_succeed_diverts_again(pair: Pair) -> None:
-    begin(pair)
-    pair.fail_over(ORDERS, "a")
-    pair.send("b")
-    come_back(pair)
-    assert carry(pair, at_most=1) == ["a"]
-    look(pair)
-    await_state(pair, SWITCHING)
+    come_back_but_for_the_last(pair)
     began = pair.clock.now()
     pair.send("c")
     assert pair.clock.now() - began <= SWITCH_PAUSE + timedelta(seconds=1)

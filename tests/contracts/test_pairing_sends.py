@@ -30,6 +30,7 @@ from tests.contracts.pairing_words import (
     messages,
     opened,
     pipelined,
+    send_pipelined,
     sized,
 )
 from twinbus import (
@@ -47,13 +48,6 @@ from twinbus.pairing.events import FailedOver
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
 from twinbus.testing import Fault
-
-
-def send_pipelined(sender: MessageSender, bad: BrokeredMessage) -> None:
-    with sender.pipelined() as pipeline:
-        future = pipeline.send(bad)
-    future.result(timeout=0)
-
 
 WAYS_TO_SEND: dict[str, Callable[[MessageSender, BrokeredMessage], None]] = {
     "single": lambda sender, bad: sender.send(bad),

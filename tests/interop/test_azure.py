@@ -1,6 +1,5 @@
 """A namespace at `sb://`: what is particular about it, beside the contract that it fulfils."""
 
-import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -78,13 +77,11 @@ HOUR = timedelta(hours=1)
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("azure")) as made:
         yield made
-    gc.collect()  # the SDK drops the sockets of lost connections
 
 
 @pytest.fixture
 def path(bus: Site) -> str:
-    bus.relent()
-    return bus.queue(f"queue-{uuid4().hex}")
+    return bus.fresh_queue()
 
 
 def sent(bus: Site, path: str) -> list[BrokeredMessage]:

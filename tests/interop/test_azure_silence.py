@@ -1,6 +1,5 @@
 """A connection that goes silent, as behind a firewall or a NAT, is replaced by another one."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -48,13 +47,11 @@ ENOUGH_S = 20.0
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("azure")) as made:
         yield made
-    gc.collect()  # the SDK drops the sockets of lost connections
 
 
 @pytest.fixture
 def path(bus: Site) -> str:
-    bus.relent()
-    return bus.queue(f"queue-{uuid4().hex}")
+    return bus.fresh_queue()
 
 
 @contextmanager
