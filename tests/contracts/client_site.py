@@ -105,7 +105,7 @@ class Site:
         sender.send_batch([message(text, **fields) for text in texts])
 
     def take(self, path: str = ORDERS) -> list[str]:
-        """Receive and delete what is there now, as somebody else; return the bodies."""
+        """Receive and delete what is there now, as another client; return the bodies."""
         with MessagingFactory(self.connect(), clock=self.clock) as second:
             return bodies(second.create_message_receiver(path, DELETE).receive_batch(1000, NOW))
 

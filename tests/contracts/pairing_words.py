@@ -252,7 +252,7 @@ class Pair:
         return options
 
     def begin(self, **settings: Any) -> SendAvailabilityPairing:
-        """Pair; few queues unless told otherwise, and the failover is that of the options."""
+        """Pair; few queues by default, and the failover is that of the options."""
         settings = {"backlog_queue_count": 2} | settings
         self.pairing = self.primary.factory.pair_namespace(self.options(**settings))
         self.pairing.on_event(self.hear)

@@ -146,7 +146,7 @@ def test_with_exist_ok_an_entity_of_another_kind_is_still_an_error(site: Site) -
         site.manager.create_topic(ORDERS, exist_ok=True)
 
 
-def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
+def test_runtime_properties_count_what_an_entity_holds(site: Site) -> None:
     site.send("1", "2", "3")
     received = got(site.receiver().receive(NOW))
     received.dead_letter()
@@ -159,7 +159,7 @@ def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
     assert site.manager.get_runtime_properties(NEWS).subscription_count == 1
 
 
-def test_the_meter_tells_which_operations_there_were(site: Site) -> None:
+def test_the_meter_counts_the_operations_by_kind(site: Site) -> None:
     site.send("1")
     meter = site.manager.read_meter()
     assert isinstance(meter, pa.RecordBatch)

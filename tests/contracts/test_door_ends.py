@@ -41,7 +41,7 @@ IMPATIENT = RetryPolicy(
 )
 
 
-# -- those who leave -------------------------------------------------------------------------------
+# -- clients that leave ----------------------------------------------------------------------------
 
 
 def hang_up(client: ServerNamespace) -> None:
@@ -112,7 +112,7 @@ def test_others_are_served_while_one_client_does_not_read(server: Server) -> Non
     assert len(server.take(PAYMENTS)) == 20
 
 
-# -- a server that leaves --------------------------------------------------------------------------
+# -- a server that closes --------------------------------------------------------------------------
 
 
 def test_a_server_that_is_not_there_is_a_transient_error(server: Server) -> None:

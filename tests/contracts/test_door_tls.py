@@ -54,7 +54,7 @@ def test_a_command_without_a_timeout_connects_over_tls(sealed: Sealed) -> None:
     ],
     ids=["nothing trusted", "address not in the certificate", "another name"],
 )
-def test_a_client_that_cannot_trust_the_server_tells_it_nothing(
+def test_a_client_that_cannot_trust_the_server_sends_it_nothing(
     sealed: Sealed, parts: dict[str, Any]
 ) -> None:
     known = {name: part for name, part in parts.items() if name != "trusts"}
@@ -64,7 +64,7 @@ def test_a_client_that_cannot_trust_the_server_tells_it_nothing(
     assert sealed.server.door.accepted == sealed.server.door.refused == 0
 
 
-def test_a_client_without_tls_hears_how_to_connect(sealed: Sealed) -> None:
+def test_a_client_without_tls_is_refused_with_how_to_connect(sealed: Sealed) -> None:
     error = refused(sealed.server.client(tls=False))
     assert isinstance(error, InvalidArgumentError)
     assert "twinbus+tls://" in str(error)

@@ -214,7 +214,7 @@ def test_a_send_ends_though_queues_come_back_while_others_are_tried(
         local.send()
 
 
-def test_both_causes_are_told_of_an_entity_that_failed_over_before(pair: Pair) -> None:
+def test_the_error_names_both_causes_for_an_entity_that_failed_over_before(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.primary.tap.refuse(MessagingError("the primary burns"), path=ORDERS)
     pair.send()

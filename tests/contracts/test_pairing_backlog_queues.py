@@ -251,7 +251,7 @@ def test_if_some_could_not_be_made_the_pairing_goes_on_with_those_available(pair
 
 
 @pytest.mark.parametrize("lacking", [0, 1, 3])
-def test_backlog_queue_count_tells_how_many_there_are(local: Pair, lacking: int) -> None:
+def test_backlog_queue_count_says_how_many_there_are(local: Pair, lacking: int) -> None:
     refuse_to_make(local.secondary.manager_tap, REFUSED, *range(lacking))
     options = local.options(backlog_queue_count=4)
     local.primary.factory.pair_namespace(options)

@@ -55,7 +55,7 @@ def test_a_busy_secondary_is_waited_for_and_loses_no_queue(
 
 @pytest.mark.parametrize("queues", [1, FEW_QUEUES, MANY_QUEUES])
 @pytest.mark.parametrize("seconds", [1, 9, 10])
-def test_without_time_to_wait_for_a_busy_secondary_both_causes_are_told_and_no_queue_is_lost(
+def test_without_time_to_wait_for_a_busy_secondary_the_error_names_both_causes_and_no_queue_is_lost(
     local: Pair, seconds: float, queues: int
 ) -> None:
     begin_with_time(local, seconds, queues)

@@ -46,7 +46,7 @@ def test_without_a_syphon_the_primary_outlives_the_secondary(pair: Pair, end: st
     assert pair.primary.factory.state is OPENED
 
 
-def test_without_a_syphon_a_lost_secondary_is_told_when_it_is_needed(pair: Pair) -> None:
+def test_without_a_syphon_a_lost_secondary_is_reported_when_it_is_needed(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.secondary.factory.fault("trouble")
     pair.break_down()

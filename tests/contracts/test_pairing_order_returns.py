@@ -223,7 +223,7 @@ def test_a_diversion_in_flight_is_not_overtaken_when_everything_else_is_home(pai
     assert pair.primary.take() == ["a", "b", "c"]
 
 
-# -- what a person sees ----------------------------------------------------------------------------
+# -- events and status -----------------------------------------------------------------------------
 
 
 def test_an_event_says_that_the_return_waits_and_another_that_it_is_over(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""Whose backlog a backlog queue is: that of one primary, which is told apart from all others."""
+"""Whose backlog a backlog queue is: that of one primary, and of no other."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_a_backlog_queue_that_another_primary_makes_meanwhile_is_refused(local: 
         primary.pair_namespace(local.options(backlog_queue_count=1))
 
 
-def test_two_namespaces_of_one_name_are_told_apart_while_both_are_down(pair: Pair) -> None:
+def test_two_namespaces_of_one_name_are_distinguished_while_both_are_down(pair: Pair) -> None:
     """The id in the connection string is enough: nobody has to be asked."""
     texts = [
         f"Endpoint=twinbus://10.0.0.{last}:4617;Name=contoso;NamespaceId={last}" for last in (1, 2)

@@ -301,7 +301,7 @@ def test_an_answer_that_comes_after_the_return_means_nothing(local: Pair) -> Non
     assert local.state() is HealthState.FAILED_OVER
 
 
-def test_a_ping_that_hears_of_no_entity_ends_the_failover(pair: Pair) -> None:
+def test_a_ping_that_finds_no_entity_ends_the_failover(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     pair.heal()

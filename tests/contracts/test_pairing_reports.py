@@ -20,10 +20,10 @@ from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
 from twinbus.pairing.health import HealthState
 from twinbus.pairing.metrics import PairingCollector
 
-# -- what is told ----------------------------------------------------------------------------------
+# -- events and status -----------------------------------------------------------------------------
 
 
-def test_events_tell_what_happened_in_order(pair: Pair) -> None:
+def test_events_report_what_happened_in_order(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(ORDERS, "1", "2")
     pair.sender().send_batch(messages("3", "4"))
@@ -43,7 +43,7 @@ def test_a_return_by_ping_says_so(pair: Pair) -> None:
     assert (returned.by, returned.diverted) == ("ping", 1)
 
 
-def test_an_observer_that_raises_keeps_nobody_from_sending_or_hearing(pair: Pair) -> None:
+def test_an_observer_that_raises_does_not_disturb_senders_or_other_observers(pair: Pair) -> None:
     def fail(event: object) -> None:
         raise RuntimeError(f"no {event}")
 
@@ -73,7 +73,7 @@ def test_an_observer_may_ask_and_mark_and_send(local: Pair) -> None:
     assert local.primary.take(INVOICES) == ["alarm"]
 
 
-def test_an_observer_that_stopped_hears_nothing_more(local: Pair) -> None:
+def test_an_observer_that_stopped_gets_no_more_events(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     heard: list[object] = []
     stop = local.pairing.on_event(heard.append)
@@ -105,7 +105,7 @@ def test_seeded_chance_replays_the_same_choices(tmp_path: Path) -> None:
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def test_the_collector_tells_prometheus_what_the_status_tells(pair: Pair) -> None:
+def test_the_collector_gives_prometheus_the_numbers_of_the_status(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     registry = CollectorRegistry()
     registry.register(PairingCollector(pair.pairing))
@@ -128,7 +128,7 @@ def test_a_pairing_that_never_failed_has_numbers_of_its_queues_only(local: Pair)
     assert registry.get_sample_value("twinbus_pairing_queue_in_rotation", queue) == 1
 
 
-def test_the_status_tells_when_the_next_ping_is_due(pair: Pair) -> None:
+def test_the_status_says_when_the_next_ping_is_due(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     (status,) = pair.pairing.status()

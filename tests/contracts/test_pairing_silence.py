@@ -144,7 +144,7 @@ def test_what_was_submitted_over_a_link_that_falls_silent_is_failed(silenced: Si
     assert silenced.proxy.connections == 2
 
 
-def test_a_receive_that_waits_hears_that_its_link_fell_silent(silenced: Silenced) -> None:
+def test_a_receive_that_waits_gets_an_error_when_its_link_falls_silent(silenced: Silenced) -> None:
     silenced.client.ask(Peek(ORDERS))
     waiting = silenced.client.submit(Receive(ORDERS, wait=HOUR))
     silenced.proxy.fall_silent()

@@ -61,7 +61,7 @@ def test_a_lease_holds_the_next_messages(world: World) -> None:
     assert read(world, leased) == ["a", "b"]
 
 
-def test_a_lease_tells_owner_size_and_end(world: World) -> None:
+def test_a_lease_has_its_owner_size_and_end(world: World) -> None:
     queue(world)
     sent = [message("a"), message("bb")]
     send(world, *sent)
@@ -255,7 +255,7 @@ def test_a_given_range_is_not_waited_for(world: World) -> None:
         world.ask(LeaseRange(QUEUE, "me", 1, 1, 2, wait=MINUTE))
 
 
-# -- what does not go together ---------------------------------------------------------------------
+# -- states and entities that cannot be leased -----------------------------------------------------
 
 
 def test_an_abandoned_message_can_be_leased(world: World) -> None:

@@ -1,4 +1,4 @@
-"""A namespace at `sb://` for tests: its server runs in this process and refuses what it is told."""
+"""A namespace at `sb://` for tests: its server is in this process and refuses what a test names."""
 
 import gc
 from collections.abc import Iterator, Sequence

@@ -160,7 +160,7 @@ def test_a_receive_whose_end_is_not_confirmed_closes_its_link(
         assert azure.ask(Receive(path, mode=mode), ENOUGH_S).num_rows == 1
 
 
-def test_a_long_poll_hears_keep_alives_or_goes_on_with_another_connection(
+def test_a_long_poll_receives_keep_alives_or_goes_on_with_another_connection(
     bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(azure_sdk, "AZURE_KEEP_ALIVE_S", 1)

@@ -166,7 +166,7 @@ def test_both_kinds_of_client_share_a_queue_and_its_order(bus: Bus) -> None:
     assert bodies(take(bus.receiver(path), 6)) == [str(n).encode() for n in range(6)]
 
 
-def test_a_dead_letter_of_a_native_client_tells_the_sdk_why(bus: Bus) -> None:
+def test_a_dead_letter_of_a_native_client_has_its_reason_at_the_sdk(bus: Bus) -> None:
     path = bus.queue()
     send_natively(bus, path, BrokeredMessage(b"a"))
     take_natively(bus, path).dead_letter("bad", "very bad")

@@ -277,7 +277,7 @@ def test_a_server_that_is_not_there_exits_with_5() -> None:
     assert done.err.startswith("twinbus: ")
 
 
-def test_a_session_that_somebody_has_exits_with_5(connection: str) -> None:
+def test_a_session_that_another_client_has_locked_exits_with_5(connection: str) -> None:
     name = queue("--requires-session")
     with (
         MessagingFactory.from_connection_string(connection) as factory,

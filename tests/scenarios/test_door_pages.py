@@ -59,7 +59,9 @@ def test_a_reader_of_another_machine_is_not_trusted_for_its_host_header(
         assert not pages._is_trusted(asked_from(address))
 
 
-def test_others_hear_whether_the_server_works_and_not_why(enter: Callable[..., Entrance]) -> None:
+def test_other_machines_learn_whether_the_server_works_and_not_why(
+    enter: Callable[..., Entrance],
+) -> None:
     entrance = enter()
     status, text = entrance.get("/health", Host="evil.example")
     assert (status, json.loads(text)) == (200, {"status": "ok", "name": "shop"})

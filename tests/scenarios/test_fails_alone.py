@@ -329,7 +329,7 @@ def test_timers_that_failed_work_again_after_the_wall_clock_was_set(
     assert troubles(site) == []
 
 
-# -- those who wait --------------------------------------------------------------------------------
+# -- requests that wait ----------------------------------------------------------------------------
 
 WAITING: dict[str, c.Receive | c.LeaseRange | c.AcceptSession] = {
     "receive": c.Receive(TARGET, wait=MINUTE),

@@ -76,14 +76,16 @@ def test_a_path_may_be_a_text_of_a_class_of_its_own() -> None:
     assert decode_command(head, body) == Receive(QUEUE)
 
 
-def test_what_comes_while_somebody_looks_is_seen_to(namespace: EmbeddedNamespace) -> None:
+def test_a_request_that_arrives_during_a_snapshot_is_executed_after_it(
+    namespace: EmbeddedNamespace,
+) -> None:
     send = BlockingRequest(Send(QUEUE, [BrokeredMessage(b"tea")]))
     with turn_kept(namespace):
         namespace.hand_over([send])  # the turn is taken: it is left to whoever has it
     assert send.result(timeout_s=10).sequence_numbers == [1]
 
 
-def test_a_withdrawal_while_somebody_looks_is_for_the_request_that_was_withdrawn(
+def test_a_withdrawal_during_a_snapshot_is_for_the_request_that_was_withdrawn(
     namespace: EmbeddedNamespace,
 ) -> None:
     command = Receive(QUEUE, wait=timedelta(hours=1))

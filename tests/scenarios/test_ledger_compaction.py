@@ -146,7 +146,7 @@ def test_without_a_ledger_nothing_is_written(make_site: MakeSite) -> None:
     assert not (site.directory / "ledger").exists()
 
 
-def test_without_a_ledger_the_meter_counts_all_the_same(make_site: MakeSite) -> None:
+def test_the_meter_counts_without_a_ledger(make_site: MakeSite) -> None:
     site = make_site(ledger=NO_LEDGER)
     queue(site)
     for _ in range(3):

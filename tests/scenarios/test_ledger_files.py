@@ -52,7 +52,7 @@ def test_a_reader_meets_whole_files_only_while_the_broker_rolls(make_site: MakeS
                     continue
                 try:
                     assert pq.ParquetFile(path).read().num_rows
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
                     troubles.append(error)
                 seen.add(path)
 
@@ -68,7 +68,7 @@ def test_a_reader_meets_whole_files_only_while_the_broker_rolls(make_site: MakeS
     assert len(seen) > 50
 
 
-def test_a_real_writer_thread_tells_everything(tmp_path: Path) -> None:
+def test_a_real_writer_thread_writes_everything(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"ledger": LedgerSettings(roll_interval=timedelta(seconds=1))}
     site = Site.__new__(Site)
     site.directory, site.settings, site.clock = tmp_path / "namespace", settings, ManualClock()

@@ -56,7 +56,7 @@ WORKER = textwrap.dedent("""
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("roll_s", "least_s"), [(60, 0), (1, 2.5)], ids=["untold", "half told"])
-def test_after_a_real_kill_the_trail_tells_every_acknowledged_message(
+def test_after_a_real_kill_the_trail_has_every_acknowledged_message(
     tmp_path: Path, roll_s: int, least_s: float
 ) -> None:
     directory = tmp_path / "namespace"
@@ -106,7 +106,7 @@ def all_peeked(site: Site) -> dict[Place, str]:
     return found
 
 
-def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
+def test_a_kill_between_the_file_and_its_mark_changes_no_row(
     noted: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue(noted)

@@ -409,7 +409,7 @@ def test_records_lost_by_damage_leave_a_gap(noted: Site) -> None:
     roll(noted)
     for number in range(4):
         send(noted, f"m{number}" + PADDING)
-    noted.crash()  # before they are told
+    noted.crash()  # before they are in a ledger
     site_log = noted.last_segment
     noted.embedded.crash()
     damaged = bytearray(site_log.read_bytes())

@@ -257,7 +257,7 @@ def test_each_door_has_a_key_of_its_own(namespace: EmbeddedNamespace) -> None:
 # -- its end ---------------------------------------------------------------------------------------
 
 
-def test_it_closes_with_the_namespace_and_its_clients_hear_of_it(
+def test_it_closes_with_the_namespace_and_its_clients_get_an_error(
     namespace: EmbeddedNamespace, door: PrivateDoor
 ) -> None:
     with ServerNamespace(door.connection) as client:
@@ -458,7 +458,7 @@ def test_a_namespace_that_nobody_has_open_is_opened_and_closed_with_the_doors(
     assert find_embedded(tmp_path / "namespace") is None
 
 
-def test_a_worker_that_finds_the_door_of_another_namespace_hears_so(tmp_path: Path) -> None:
+def test_a_worker_that_finds_the_door_of_another_namespace_gets_an_error(tmp_path: Path) -> None:
     with WorkerDoors() as doors:
         first, second = (
             ConnectionString.parse(doors.connection_for(embedded(tmp_path / name), ALL))

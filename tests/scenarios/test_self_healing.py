@@ -221,7 +221,7 @@ def test_a_healthy_broker_is_checked_without_being_restarted(site: Site) -> None
     assert site.engine.restarts == 0
 
 
-def test_a_bundle_tells_a_person_what_happened_and_what_to_do(site: Site) -> None:
+def test_a_bundle_says_what_happened_and_what_to_do(site: Site) -> None:
     queue(site)
     lose_count(site)
     self_check(site)
@@ -296,7 +296,7 @@ def test_settlements_acknowledged_during_storage_trouble_survive_healing(
     assert bodies(peek(site)) == ["b"]
 
 
-def test_healing_that_cannot_write_its_report_heals_all_the_same(site: Site) -> None:
+def test_healing_that_cannot_write_its_report_still_heals(site: Site) -> None:
     queue(site)
     send(site, "a")
     (site.directory / "diagnostics").write_text("a file where the folder should be")

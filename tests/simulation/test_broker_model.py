@@ -440,7 +440,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 4, 19, 61, 300]))
     def wait(self, seconds: int) -> None:
-        # The broker notices at each moment; the model is told of each second.
+        # The broker notices at each moment; the model follows second by second.
         for _ in range(seconds):
             self.clock.advance(timedelta(seconds=1))
             for model in self.models.values():

@@ -102,7 +102,7 @@ def test_rare_things_really_happened() -> None:
         assert sum(getattr(verdict, name) for verdict in verdicts), name
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_story() -> None:
     stories: list[list[str]] = [[], []]
     for story in stories:
         OutageSimulation(seed=18, hours=3, report=story.append).run()
@@ -247,7 +247,7 @@ def test_it_notices_factories_that_do_not_end_together(monkeypatch: pytest.Monke
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_tells_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     main(["simulate", "--seed", "18", "--hours", "3"])
     reported = capsys.readouterr().out
     assert "seed 18, 3 hours" in reported

@@ -234,7 +234,7 @@ def _with_key(connection_string: str, key: SharedAccessKey) -> str:
 
 
 def throttled(seed: int) -> Outcome:
-    """Send more than the primary takes: who has the time waits, who has not is told."""
+    """Send more than the primary takes: clients with time wait, clients without get an error."""
     outcome = Outcome("busy primary")
     with twins_at_work(seed, "[limits]\nentity_operations_per_second = 40") as twins:
         hasty, patient = twins.join(Terms()), twins.join(Terms(policy=PATIENT))

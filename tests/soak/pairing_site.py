@@ -67,7 +67,7 @@ class Refusal:
 
 
 class Worker:
-    """One thread that sends in its way, and keeps what it was told."""
+    """One thread that sends in its way, and keeps the answers."""
 
     def __init__(self, name: str, sender: MessageSender, generator: random.Random) -> None:
         self.name = name
@@ -98,7 +98,7 @@ class Worker:
                 self._send(began)
                 if len(self.refused) == refused:
                     self.successes.append(began)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported to the parent
             self.trouble = f"{self.name}: {error!r:.300}"
 
     def _send(self, began: float) -> None:

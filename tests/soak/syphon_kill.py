@@ -296,7 +296,7 @@ class Client:
         try:
             while not self._stop.wait(self._generator.uniform(0, 2 * PACE_S)):
                 self._divert(self._generator.choice(DESTINATIONS), self._generator.choice(BATCHES))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported to the parent
             self.trouble = f"{self._name}: {error!r:.300}"
 
     def _divert(self, destination: str, count: int) -> None:

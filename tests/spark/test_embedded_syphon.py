@@ -229,7 +229,7 @@ def holders(secret: bytes, folders: list[Path]) -> list[str]:
             files += [process / "cmdline", process / "environ"]
     found = []
     for file in files:
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(OSError):  # it has ended, or belongs to another user
             if secret in file.read_bytes():
                 found.append(str(file))
     return found

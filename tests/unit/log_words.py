@@ -77,7 +77,7 @@ def only_segment(directory: Path) -> Path:
 
 
 def without_zeros(content: bytes) -> bytes:
-    """Return bytes without the zeros at their end, which cannot be told from unwritten space."""
+    """Return bytes without the zeros at their end, which look like unwritten space."""
     return content.rstrip(b"\0")
 
 

@@ -1,4 +1,4 @@
-"""Messages of the backlog: what is diverted comes home as it was, and poison is told apart."""
+"""Messages of the backlog: what is diverted comes home as it was, and poison is recognised."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta

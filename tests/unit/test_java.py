@@ -10,7 +10,7 @@ from twinbus.spark import java
 
 
 def fake_java(folder: Path, says: str) -> Path:
-    """Make a Java that tells its version."""
+    """Make a Java that prints its version."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")

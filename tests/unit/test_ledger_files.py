@@ -341,7 +341,7 @@ def test_a_folder_in_place_of_a_file_is_reported_and_not_raised(tmp_path: Path) 
     assert isinstance(read_footer(tmp_path), str)
 
 
-def test_parquet_of_somebody_else_is_called_foreign(tmp_path: Path) -> None:
+def test_parquet_of_another_program_is_reported_as_foreign(tmp_path: Path) -> None:
     path = tmp_path / "file.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     assert read_footer(path) == "foreign: a Parquet file, but not of a Twinbus ledger"

@@ -46,7 +46,7 @@ def test_a_failed_append_leaves_nothing_for_a_restart_to_find(
 
 
 @pytest.mark.parametrize("trouble", ["full", "fails_sync"])
-def test_a_log_whose_very_first_append_failed_begins_all_the_same(
+def test_a_log_whose_first_append_failed_begins_with_the_next_one(
     tmp_path: Path, trouble: str
 ) -> None:
     disk = FaultyStorage(ManualClock())

@@ -137,7 +137,7 @@ def test_a_peer_that_leaves_before_its_link_was_accepted_is_answered() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_either_end_detaches_and_both_hear_it_once(is_closed: bool) -> None:
+def test_either_end_detaches_and_both_report_it_once(is_closed: bool) -> None:
     for side in ("client", "server"):
         pair = Pair()
         link, peer_link = linked_sender(pair)
