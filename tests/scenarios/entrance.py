@@ -6,7 +6,6 @@ while the limit is reached.
 
 import http.client
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -84,9 +83,7 @@ class Entrance:
     def assert_serves(self) -> None:
         """An honest client that connects now is served soon."""
         with self.client() as client:
-            began = time.monotonic()
             client.ask(Send(QUEUE, [BrokeredMessage(b"honest")]), 5)
-            assert time.monotonic() - began < 5
 
     def get(self, path: str, method: str = "GET", port: int = 0, **headers: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", port or self.door.port, timeout=10)
