@@ -94,7 +94,7 @@ def test_a_subscription_may_start_with_a_rule_in_place_of_the_catch_all(site: Si
     assert list(site.manager.list_rules(NEWS, "sport")) == [rule]
 
 
-def test_what_exists_cannot_be_created_again(site: Site) -> None:
+def test_an_entity_that_exists_cannot_be_created_again(site: Site) -> None:
     for create in (
         lambda: site.manager.create_queue("ORDERS"),
         lambda: site.manager.create_topic(NEWS),

@@ -531,7 +531,7 @@ def largest(pair: Pair, fields: dict[str, Any]) -> BrokeredMessage:
 
 @pytest.mark.parametrize("fields", [{}, {"session_id": "s" * 50, "time_to_live": MINUTE}], ids=str)
 @pytest.mark.parametrize("is_failed_over", [False, True], ids=["at failover", "failed over"])
-def test_what_passes_the_check_of_head_room_never_surprises_in_an_outage(
+def test_a_message_that_passes_the_check_of_head_room_can_be_diverted(
     local: Pair, fields: dict[str, Any], is_failed_over: bool
 ) -> None:
     local.begin(check_head_room=True, failover_interval=AT_ONCE)

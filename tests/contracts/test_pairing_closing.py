@@ -124,7 +124,7 @@ def test_a_closed_primary_that_was_healthy_diverts_nothing(pair: Pair) -> None:
     assert pair.diverted() == []
 
 
-def test_what_was_diverted_outlives_the_pairing(pair: Pair) -> None:
+def test_diverted_messages_outlive_the_pairing(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(ORDERS, "a")
     pair.primary.factory.close()

@@ -77,7 +77,7 @@ def test_a_ping_interval_out_of_range_is_refused(local: Pair, interval: Any) -> 
     assert options.ping_primary_interval == MINUTE
 
 
-def test_what_is_no_manager_or_no_factory_is_refused_at_construction(local: Pair) -> None:
+def test_a_value_that_is_no_manager_or_factory_is_refused_at_construction(local: Pair) -> None:
     manager, factory = local.secondary.manager, local.secondary.factory
     with pytest.raises(InvalidArgumentError, match="secondary_namespace_manager"):
         SendAvailabilityPairedNamespaceOptions(factory, factory)  # type: ignore[arg-type]
@@ -139,7 +139,7 @@ def test_options_of_another_type_are_refused(local: Pair, wrong: dict[str, Any])
 
 
 @pytest.mark.parametrize("options", [None, "options", 10])
-def test_what_are_no_options_is_refused(local: Pair, options: Any) -> None:
+def test_a_value_that_is_no_options_is_refused(local: Pair, options: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="options"):
         local.primary.factory.pair_namespace(options)
     assert_nothing_is_half_made(local)

@@ -134,7 +134,9 @@ def test_pings_over_a_link_that_falls_silent_again_and_again_get_through(
         pair.wait_for(Returned, outage)
 
 
-def test_what_was_submitted_over_a_link_that_falls_silent_is_failed(silenced: Silenced) -> None:
+def test_a_command_that_was_submitted_over_a_link_that_falls_silent_fails(
+    silenced: Silenced,
+) -> None:
     silenced.client.ask(Peek(ORDERS))
     silenced.proxy.fall_silent()
     asked = [silenced.client.submit(Peek(ORDERS)) for _ in range(5)]

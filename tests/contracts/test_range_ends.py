@@ -52,7 +52,7 @@ def test_a_released_range_wakes_a_waiting_receive(world: World) -> None:
     assert outcome(waiting) == ["a"]
 
 
-def test_only_what_is_not_settled_comes_back(world: World) -> None:
+def test_only_unsettled_messages_come_back(world: World) -> None:
     queue(world)
     numbers = send(world, "a", "b", "c")
     leased = lease(world)
@@ -157,7 +157,7 @@ def test_an_owner_takes_its_range_again_after_a_crash(world: World) -> None:
     assert read(world, new) == ["a", "b"]
 
 
-def test_a_range_taken_again_holds_only_what_is_not_settled(world: World) -> None:
+def test_a_range_taken_again_has_only_unsettled_messages(world: World) -> None:
     queue(world)
     send(world, "a", "b", "c")
     old = lease(world)

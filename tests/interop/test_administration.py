@@ -132,7 +132,7 @@ def test_a_queue_has_every_property_that_it_was_updated_with(
     assert admin.get_queue(path).max_delivery_count == 4
 
 
-def test_what_an_update_leaves_out_gets_its_default(
+def test_a_setting_that_an_update_leaves_out_gets_its_default(
     bus: Bus, admin: ServiceBusAdministrationClient
 ) -> None:
     path = bus.name()

@@ -18,7 +18,9 @@ from azure.core.exceptions import (
 from azure.servicebus.management import ServiceBusAdministrationClient
 
 
-def test_what_exists_cannot_be_created(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
+def test_an_entity_that_exists_cannot_be_created_by_the_sdk(
+    bus: Bus, admin: ServiceBusAdministrationClient
+) -> None:
     topic = bus.name()
     admin.create_topic(topic)
     admin.create_subscription(topic, "s")
@@ -32,7 +34,7 @@ def test_what_exists_cannot_be_created(bus: Bus, admin: ServiceBusAdministration
             create()
 
 
-def test_what_does_not_exist_is_not_found(
+def test_an_entity_that_does_not_exist_is_not_found(
     bus: Bus, admin: ServiceBusAdministrationClient, subscription: str
 ) -> None:
     queue = admin.create_queue(bus.name())
@@ -81,7 +83,7 @@ def test_a_bad_name_is_refused(bus: Bus, name: str) -> None:
         bus.admin.create_queue(name)
 
 
-def test_what_is_fixed_at_creation_cannot_be_updated(
+def test_a_setting_that_is_fixed_at_creation_cannot_be_updated(
     bus: Bus, admin: ServiceBusAdministrationClient
 ) -> None:
     queue = admin.create_queue(bus.name())

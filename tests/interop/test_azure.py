@@ -177,7 +177,7 @@ def test_submitted_sends_to_one_entity_keep_their_order(bus: Site, path: str) ->
     assert [int(message.body) for message in sent(bus, path)] == list(range(100))
 
 
-def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
+def test_a_message_of_sdk_code_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
     """As a syphon does that brings a message of SDK code home."""
     home = bus.queue(f"home-{uuid4().hex}")
     text = bus.connection.to_text().replace("CaFile", "X")
@@ -335,7 +335,9 @@ def test_a_queue_that_is_created_anew_has_another_birth(bus: Site) -> None:
 
 
 @pytest.mark.parametrize("command", [LeaseRange(QUEUE, "me", 1), ReadMeter(), ListKeys()])
-def test_what_service_bus_cannot_do_is_refused_by_name(bus: Site, command: Any) -> None:
+def test_a_command_that_service_bus_cannot_execute_is_refused_by_name(
+    bus: Site, command: Any
+) -> None:
     with pytest.raises(UnsupportedCapabilityError) as caught:
         bus.azure.ask(command, 10)
     assert Capability[str(caught.value.capability)] not in CAPABILITIES

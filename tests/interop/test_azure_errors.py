@@ -249,7 +249,7 @@ def test_a_status_of_the_administration_api_is_the_error_of_its_row(
     assert "refused" in caught.value.text
 
 
-def test_what_no_row_describes_is_a_messaging_error_that_counts() -> None:
+def test_a_failure_that_no_row_describes_is_a_messaging_error_that_counts() -> None:
     row = mapped(RuntimeError("never seen"))
     assert row.kind is MessagingError
     assert says_unavailable(row.kind("never seen"))

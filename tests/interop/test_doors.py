@@ -98,7 +98,7 @@ def test_native_clients_cancel_what_the_sdk_scheduled_and_the_other_way_round(bu
     assert bus.manager.get_runtime_properties(path).scheduled_message_count == 0
 
 
-def test_what_a_native_client_sends_on_reaches_the_sdk_unchanged(bus: Bus) -> None:
+def test_a_message_that_a_native_client_sends_on_reaches_the_sdk_unchanged(bus: Bus) -> None:
     first, second = bus.queue(), bus.queue()
     bus.sender(first).send_messages(
         AmqpAnnotatedMessage(

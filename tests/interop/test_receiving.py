@@ -75,7 +75,7 @@ def test_a_waiting_receiver_gets_what_is_sent_meanwhile(bus: Bus, path: str) -> 
     assert found == [b"first", b"after 1", b"after 2"]
 
 
-def test_what_was_received_and_deleted_is_gone(bus: Bus, path: str) -> None:
+def test_a_message_that_was_received_and_deleted_is_gone(bus: Bus, path: str) -> None:
     send(bus, path, "a", "b")
     receiver = bus.receiver(path, receive_mode=ServiceBusReceiveMode.RECEIVE_AND_DELETE)
     found = take(receiver, 2)

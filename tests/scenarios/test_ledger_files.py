@@ -299,7 +299,9 @@ def test_an_old_day_that_cannot_be_removed_makes_nothing_count_twice(noted: Site
     assert added_up(rows_of(noted, OPERATIONS)) == metered(noted)
 
 
-def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small: Site) -> None:
+def test_records_that_a_sick_ledger_let_the_log_forget_leave_a_gap_after_a_crash(
+    small: Site,
+) -> None:
     send(small, "stays")
     roll(small)
     aside = small.directory / "aside"
@@ -315,7 +317,7 @@ def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small:
     assert found.inventories[-1] == shown
 
 
-def test_what_memory_cannot_hold_is_given_up_with_a_gap(
+def test_rows_that_memory_cannot_hold_are_dropped_with_a_gap(
     blocked: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_BUFFERED_ROWS", 10)

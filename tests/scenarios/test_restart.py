@@ -283,7 +283,7 @@ def test_a_callback_of_a_future_may_ask_for_something(site: Site) -> None:
     assert seen == [1]
 
 
-def test_what_was_handed_over_cannot_be_cancelled(site: Site) -> None:
+def test_a_submitted_receive_cannot_be_cancelled(site: Site) -> None:
     queue(site)
     waiting = site.namespace.submit(Receive(QUEUE, wait=timedelta(minutes=1)))
     assert not waiting.cancel()

@@ -145,7 +145,7 @@ def test_a_broker_that_restarts_again_and_again_for_one_cause_backs_off_and_give
     assert peek(site) == []
 
 
-def test_what_was_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
+def test_the_state_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
     queue(site)
     before = weakref.ref(site.engine.namespace)
     break_next(site)

@@ -217,7 +217,7 @@ def test_a_client_goes_on_when_the_server_is_back(server: Server) -> None:
     assert server.take() == [b"before", b"after"]
 
 
-def test_what_was_locked_is_delivered_after_a_restart(server: Server) -> None:
+def test_a_locked_message_is_delivered_after_a_restart(server: Server) -> None:
     server.start(ORDERS)
     server.send(b"tea")
     with server.factory() as factory:
@@ -317,7 +317,7 @@ def test_metrics_are_what_prometheus_reads(running: Server) -> None:
     assert all(metric.documentation for metric in found.values())
 
 
-def test_what_an_entity_holds_is_a_metric(running: Server) -> None:
+def test_the_message_counts_of_an_entity_are_metrics(running: Server) -> None:
     running.take()
     running.send(b"tea", b"coffee")
 

@@ -187,7 +187,9 @@ def test_a_bad_file_keeps_the_old_settings_and_is_one_error_line(
     assert server.stop() == 0
 
 
-def test_what_the_file_cannot_have_applied_is_named_and_the_rest_is_applied(server: Server) -> None:
+def test_a_reload_names_the_entities_that_it_cannot_change_and_applies_the_rest(
+    server: Server,
+) -> None:
     server.start(ORDERS, *JSON)
     wrong = "[[queue]]\npath = 'orders'\nrequires_session = true\n"
     line = hang_up(server, "reload_failed", "[limits]\nmax_connections = 9\n" + wrong)

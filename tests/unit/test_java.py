@@ -31,7 +31,7 @@ def test_a_version_is_understood(tmp_path: Path, says: str, version: int) -> Non
     assert java.version_of(fake_java(tmp_path, says)) == version
 
 
-def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+def test_a_program_that_is_no_java_has_no_version(tmp_path: Path) -> None:
     assert java.version_of(tmp_path / "nothing") == 0
 
 

@@ -76,7 +76,7 @@ def kept_days(ledger: Ledger) -> list[date]:
 
 
 @pytest.mark.parametrize("kind", LedgerKind)
-def test_what_was_written_is_read_back_as_it_was(tmp_path: Path, kind: LedgerKind) -> None:
+def test_rows_are_read_back_as_they_were_written(tmp_path: Path, kind: LedgerKind) -> None:
     rows = some_rows(kind=kind)
     [path] = Ledger(tmp_path, kind, RETENTION).write(rows, moment_us(NOON))
     assert pq.ParquetFile(path).read().replace_schema_metadata().equals(rows)
@@ -327,7 +327,7 @@ def test_zeros_where_a_power_failure_left_them_are_called_damaged(ledger: Ledger
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"{}\n" * 100])
-def test_what_is_no_parquet_is_called_damaged(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_parquet_is_reported_as_damaged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.parquet"
     path.write_bytes(content)
     assert str(read_footer(path)).startswith(f"damaged: no whole Parquet file ({len(content)} ")

@@ -103,7 +103,7 @@ def test_a_whole_last_record_full_of_zeros_is_a_torn_tail(tmp_path: Path) -> Non
     assert read(tmp_path) == ["a"]
 
 
-def test_what_was_cut_off_only_its_owner_can_read(tmp_path: Path) -> None:
+def test_only_its_owner_can_read_a_tail_that_was_cut_off(tmp_path: Path) -> None:
     write(tmp_path, "a", "b")
     path = only_segment(tmp_path)
     os.truncate(path, path.stat().st_size - 1)

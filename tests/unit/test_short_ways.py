@@ -253,7 +253,7 @@ def test_requests_of_several_sockets_share_a_turn(namespace: EmbeddedNamespace) 
     assert flushes_of(namespace, 2, [1, 1], may_turn=True) == (1, [True, True])
 
 
-def test_what_does_not_come_from_a_socket_waits_for_the_next_round(
+def test_a_request_that_does_not_come_from_a_socket_waits_for_the_next_round(
     namespace: EmbeddedNamespace,
 ) -> None:
     assert flushes_of(namespace, 1, [1, 1], may_turn=False) == (1, [True, True])

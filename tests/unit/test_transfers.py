@@ -100,7 +100,7 @@ def test_a_forgotten_origin_may_hand_over_again() -> None:
 
 @replayed
 @given(st.lists(st.tuples(st.sampled_from("ab"), spans)))
-def test_what_is_written_down_of_origins_restores_them(
+def test_the_facts_of_origins_restore_them(
     taken: list[tuple[str, tuple[int, int]]],
 ) -> None:
     transfers, restored = Transfers(), Transfers()

@@ -97,7 +97,7 @@ def test_any_head_is_understood_or_refused(head: Any, body: bytes) -> None:
 
 @replayed
 @given(HEAD, st.binary(max_size=64))
-def test_what_is_wrong_with_an_ask_is_a_refusal_of_that_one(head: Any, body: bytes) -> None:
+def test_a_bad_ask_is_refused_alone(head: Any, body: bytes) -> None:
     following = sent(c.ReadMeter(), 2)
     first, second = cut(framed(head, body) + following)
     assert isinstance(read(framed(first[0], body)), c.Command | InvalidArgumentError)

@@ -158,7 +158,7 @@ def test_a_begin_cannot_answer_a_session_twice() -> None:
     assert why(peer.answers()[-1]) == Condition.NOT_ALLOWED
 
 
-def test_what_a_broken_peer_still_sends_is_dropped_until_it_closes() -> None:
+def test_frames_of_a_broken_peer_are_dropped_until_it_closes() -> None:
     peer = linked()
     peer.send(OPEN)
     peer.send(attach("b", handle=1), transfer(), FLOW)
@@ -383,7 +383,7 @@ def test_a_flood_of_attaches_is_bounded() -> None:
     assert len(peer.of(AttachRequested)) == 6
 
 
-def test_what_attaches_say_is_bounded_for_all_links_together() -> None:
+def test_the_size_of_attaches_is_bounded_for_all_links_together() -> None:
     peer = RawPeer(accepts=False)
     peer.send(OPEN, BEGIN)
     filler = "n" * (MAX_AMQP_KEPT_FRAME_BYTES - 200)

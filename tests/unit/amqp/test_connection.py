@@ -125,7 +125,7 @@ def test_a_connection_that_is_lost_reports_everything_once() -> None:
     assert not pair.server.connection.has_outgoing
 
 
-def test_what_comes_after_our_close_is_dropped_until_the_peer_closes() -> None:
+def test_frames_after_our_close_are_dropped_until_the_peer_closes() -> None:
     peer = RawPeer()
     peer.send(OPEN, BEGIN)
     peer.events.clear()
