@@ -115,6 +115,7 @@ COMPACTION_GARBAGE_RATIO: Final = (
 ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
 GATHER_S: Final = 0.001  # the wait of a turn for more requests: fifty callers come back in it
 MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
+CARRIED_ID_BYTES: Final = 512  # of a message id in a record: 128 characters of up to 4 bytes
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
 MAX_WRITE_BUFFERS: Final = 1024  # of one system call: IOV_MAX on Linux
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file

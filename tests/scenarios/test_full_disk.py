@@ -126,3 +126,58 @@ def test_messages_can_be_dead_lettered_on_a_full_disk_and_are_forwarded_when_it_
         clock.sleep_us(5_000_000)
         assert namespace.ask(Receive("graves", 20)).num_rows == 5
         assert namespace.engine.restarts == 0
+
+
+def defer_first(namespace: EmbeddedNamespace) -> None:
+    """Leave the oldest message where it is, for as long as its application wants."""
+    batch = namespace.ask(Receive(QUEUE, 1))
+    namespace.ask(Settle(QUEUE, batch.column("lock_token"), Disposition.DEFER))
+
+
+def test_a_message_that_stays_does_not_keep_the_space_of_those_behind_it(disk: Path) -> None:
+    clock = ManualClock()
+    with opened(disk / "namespace", clock) as namespace:
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        sent = fill(namespace)
+        defer_first(namespace)
+        full = shutil.disk_usage(disk).free
+        assert drain(namespace) == sent - 1
+        assert shutil.disk_usage(disk).free > full + DISK_MEGABYTES * MEGABYTE // 3
+        clock.sleep_us(5_000_000)
+        namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
+        assert not namespace.vitals().is_spilling
+        assert waiting(namespace) == 2  # the new one, and the deferred one
+
+
+def test_a_disk_that_is_full_again_and_again_is_no_dead_end(disk: Path) -> None:
+    clock = ManualClock()
+    with ExitStack() as life:
+        namespace = life.enter_context(opened(disk / "namespace", clock))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        stayed = 0
+        for _ in range(6):
+            sent = fill(namespace)
+            assert sent > 50
+            defer_first(namespace)
+            stayed += 1
+            assert drain(namespace) >= sent - 1
+            clock.sleep_us(5_000_000)
+        namespace.crash()
+        again = life.enter_context(opened(disk / "namespace", clock))
+        assert int(again.ask(GetRuntimeProperties(QUEUE)).active_message_count) == stayed
+
+
+def test_after_a_restart_on_a_full_disk_messages_can_still_be_settled(disk: Path) -> None:
+    clock = ManualClock()
+    with ExitStack() as life:
+        namespace = life.enter_context(opened(disk / "namespace", clock))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        sent = fill(namespace)
+        defer_first(namespace)  # its record is in the reserve
+        namespace.crash()
+        again = life.enter_context(opened(disk / "namespace", clock))
+        fill(again)
+        assert drain(again) >= sent - 1
+        clock.sleep_us(5_000_000)
+        again.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
+        assert not again.vitals().is_spilling

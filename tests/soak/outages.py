@@ -49,7 +49,8 @@ def main() -> None:
             total.signs += verdict.signs
             if time.monotonic() - reported > 10:
                 reported = time.monotonic()
-                print(f"{done:,} of {options.schedules:,} schedules, {len(broken)} broken")
+                so_far = f"{done:,} of {options.schedules:,} schedules, {len(broken)} broken"
+                print(so_far, flush=True)
     unmet = set(TRANSITIONS) - set(total.signs)
     print(
         f"{options.schedules:,} schedules in {time.monotonic() - began:.0f} s: "

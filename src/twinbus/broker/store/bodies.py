@@ -195,6 +195,14 @@ class Bodies:
         first, last = self.numbers_in(segment)
         return int(self._columns["live"][first - self._first : last + 1 - self._first].sum())
 
+    def live_bytes_in(self, segment: int) -> float:
+        """Return the approximate size of the messages of a segment that are not gone."""
+        first, last = self.numbers_in(segment)
+        part = slice(first - self._first, last + 1 - self._first)
+        rows, live = self._columns["rows"][part], self._columns["live"][part]
+        per_row = self._columns["length"][part] / np.maximum(rows, 1)
+        return float((np.minimum(live, rows) * per_row).sum())
+
     def forget(self, segment: int) -> None:
         """Forget the batches of a dropped segment, which are the oldest."""
         first, last = self.numbers_in(segment)

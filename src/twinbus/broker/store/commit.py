@@ -128,6 +128,7 @@ class Commit:
         # Whether replies must wait for the disk. Kept places were refused by the log in an earlier
         # turn: their new numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
+        self.only_compacts = False  # what it writes is needed to drop a segment
         self.effects: list[Effect] = []  # in the order of their causes
         self.replies: list[tuple[Request, Any]] = []
         self.refusals: list[tuple[Request, MessagingError]] = []
@@ -234,9 +235,10 @@ class Commit:
         return self.kept.count > self._inherited
 
     @property
-    def brings_nothing(self) -> bool:
-        """Whether it only settles or moves messages, which frees space or needs very little."""
-        return not (self.batches or self.tentative or self.history or self.transferred)
+    def frees_space(self) -> bool:
+        """Whether it only settles, moves or compacts messages: that needs little space, or none."""
+        brings = self.batches or self.tentative or self.history or self.transferred
+        return self.only_compacts or not brings
 
     def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
         """Return the parts of the record: facts, messages, places, changes, history."""

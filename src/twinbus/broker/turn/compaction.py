@@ -19,6 +19,7 @@ from twinbus.broker.store.commit import Commit, Effect
 from twinbus.broker.store.log import Log
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.limits import (
+    CARRIED_ID_BYTES,
     COMPACTION_GARBAGE_RATIO,
     COMPACTION_STEP_BYTES,
     COMPACTION_STEP_QUEUES,
@@ -126,11 +127,28 @@ class Compaction:
                 return
             self.drop(oldest)
 
-    def stage(self, commit: Commit) -> None:
-        """Add one step to the commit."""
+    def may_empty_oldest(self, room: int) -> bool:
+        """Return whether what is left in the oldest segment fits into half of `room` bytes.
+
+        The other half is for settlements.
+        """
+        if len(self._log.segments) < 2 or not self._log.has_head:
+            return False
         oldest = self._oldest
         if self._bodies.live_in(oldest):
-            self._move(oldest, commit)
+            needed = self._bodies.live_bytes_in(oldest)
+        elif self._may_drop_oldest():
+            remembered = self._remembered_in(oldest)
+            needed = CARRIED_ID_BYTES * sum(len(ids) for ids in remembered.values())
+        else:
+            return False
+        return needed <= room / 2
+
+    def stage(self, commit: Commit, room: int = COMPACTION_STEP_BYTES) -> None:
+        """Add one step to the commit; it writes at most about `room` bytes of messages."""
+        oldest = self._oldest
+        if self._bodies.live_in(oldest):
+            self._move(oldest, commit, min(room, COMPACTION_STEP_BYTES))
         elif not self._carry_history(oldest, commit):
             commit.effects.append(_Emptied(self, oldest))
 
@@ -142,23 +160,31 @@ class Compaction:
 
     def _carry_history(self, segment: int, commit: Commit) -> bool:
         """Write ids again that duplicate detection still needs; return whether there were any."""
+        remembered = self._remembered_in(segment)
         span = self._history.pop(segment, None)
-        if span is None:
+        if span is None or not remembered:
             return False
-        carried = False
-        for entity in self._namespace.directory:
-            kept = [] if entity.history is None else list(entity.history.within(*span))
-            if kept:
-                ids, times = zip(*kept, strict=True)
-                commit.history.append((entity.number, ids, np.array(times, np.int64)))
-                carried = True
-        if carried:
-            commit.must_sync = True
-            commit.effects.append(_HistoryCarried(self, segment, span))
-        return carried
+        for entity, kept in remembered.items():
+            ids, times = zip(*kept, strict=True)
+            commit.history.append((entity, ids, np.array(times, np.int64)))
+        commit.must_sync = True
+        commit.effects.append(_HistoryCarried(self, segment, span))
+        return True
 
-    def _move(self, segment: int, commit: Commit) -> None:
-        chosen = self._choose(*self._bodies.numbers_in(segment))
+    def _remembered_in(self, segment: int) -> dict[int, list[tuple[str, int]]]:
+        """Return the ids in a segment that duplicate detection still needs, by entity number."""
+        span = self._history.get(segment)
+        if span is None:
+            return {}
+        kept = {
+            entity.number: list(entity.history.within(*span))
+            for entity in self._namespace.directory
+            if entity.history is not None
+        }
+        return {number: ids for number, ids in kept.items() if ids}
+
+    def _move(self, segment: int, commit: Commit, budget: int) -> None:
+        chosen = self._choose(*self._bodies.numbers_in(segment), budget)
         if not chosen:
             return  # the next step searches the next queues
         keys = np.concatenate([_keys(queue, at) for queue, at in chosen])
@@ -171,7 +197,7 @@ class Compaction:
             start += len(at)
             self._rewrite(moved, commit)
 
-    def _choose(self, first: int, last: int) -> list[tuple[Queue, Indices]]:
+    def _choose(self, first: int, last: int, budget: int) -> list[tuple[Queue, Indices]]:
         """Return messages of these batches for one step.
 
         A step searches a limited number of queues, and the next step continues with the others. A
@@ -180,7 +206,6 @@ class Compaction:
         directory = self._namespace.directory
         if not self._unsearched:
             self._unsearched = [queue.entity for queue in directory.queues()]
-        budget = COMPACTION_STEP_BYTES
         chosen: list[tuple[Queue, Indices]] = []
         for _ in range(min(COMPACTION_STEP_QUEUES, len(self._unsearched))):
             queue = directory.queue_numbered(self._unsearched[-1])
