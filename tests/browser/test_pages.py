@@ -272,7 +272,7 @@ def test_the_title_and_the_headline_of_the_demo_follow_its_verdict(visit: Any) -
     assert failed.page.inner_text("p.bad") == headline
 
 
-def test_what_others_named_is_text_and_not_html(visit: Any) -> None:
+def test_names_of_entities_are_text_and_not_html(visit: Any) -> None:
     seen = visit("report", PHONE)
     assert seen.ask("document.querySelectorAll('script, i, b').length") == 0
     assert "order <i>4711</i>" in seen.page.inner_text("body")

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import address_of, door_of, embedded
 from twinbus import (
     BrokeredMessage,
     MessageReceiver,
@@ -23,18 +23,14 @@ from twinbus import (
     ReceiveMode,
     RetryPolicy,
 )
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.client.receiver import ReceiveOptions
 from twinbus.client.state import FactoryState
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString, Place
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import Command, PutKey
-from twinbus.server.door import Door
+from twinbus.protocol.commands import Command
 
 R = TypeVar("R")
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
@@ -109,7 +105,7 @@ class Site:
         sender.send_batch([message(text, **fields) for text in texts])
 
     def take(self, path: str = ORDERS) -> list[str]:
-        """Receive and delete what is there now, as somebody else; return the bodies."""
+        """Receive and delete what is there now, as another client; return the bodies."""
         with MessagingFactory(self.connect(), clock=self.clock) as second:
             return bodies(second.create_message_receiver(path, DELETE).receive_batch(1000, NOW))
 
@@ -129,20 +125,8 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
         if request.param == "embedded":
             where = ConnectionString(place=Place.EMBEDDED, directory=tmp_path / "namespace")
         else:
-            inner = stack.enter_context(
-                EmbeddedNamespace(
-                    EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
-                )
-            )
-            inner.ask(PutKey(ROOT))
-            door = stack.enter_context(closing(Door(inner, clock)))
-            where = ConnectionString(
-                place=Place.SERVER,
-                host="127.0.0.1",
-                port=door.port,
-                key_name=ROOT.name,
-                key=ROOT.primary,
-            )
+            inner = stack.enter_context(embedded(tmp_path / "namespace", clock))
+            where = address_of(stack.enter_context(door_of(inner, clock)))
         site = Site(clock, lambda: open_namespace(where, clock))
         stack.enter_context(site.manager)
         stack.enter_context(site.factory)

@@ -1,7 +1,6 @@
 """The worlds the contract suite runs in: every way to reach a namespace is one."""
 
 import gc
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -12,16 +11,16 @@ from typing import Any
 import pytest
 
 from tests.contracts.client_site import site
-from tests.contracts.keys import ROOT
+from tests.contracts.doorway import clock, server
 from tests.contracts.pairing_words import WAYS, Pair, opened
 from tests.contracts.rabbitmq import rabbitmq
 from tests.contracts.service_bus import DROPPED, Certificate, service_bus
+from tests.namespaces import address_of, door_of, embedded
 from tests.rabbitmq.conftest import broker, tls
-from twinbus.broker.turn.engine import EngineSettings
+from tests.waiting import until
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place
+from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, UnsupportedCapabilityError
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.azure import CAPABILITIES as AZURE_CAPABILITIES
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -29,10 +28,9 @@ from twinbus.namespace.opening import open_namespace
 from twinbus.namespace.rabbitmq.runner import CAPABILITIES as RABBITMQ_CAPABILITIES
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import Command, CreateEntity, PutKey
-from twinbus.server.door import Door
+from twinbus.protocol.commands import Command, CreateEntity
 
-__all__ = ["broker", "site", "tls"]  # fixtures
+__all__ = ["broker", "clock", "server", "site", "tls"]  # fixtures
 
 
 @dataclass
@@ -62,13 +60,18 @@ class RabbitContractWorld(World):
     """A real RabbitMQ lives by the time of the machine, which no test moves."""
 
     def ask(self, command: Command[Any]) -> Any:
+        if not isinstance(command, CreateEntity):
+            return super().ask(command)
+        return until(lambda: self._created(command), "the node has restarted its supervisor")
+
+    def _created(self, command: CreateEntity) -> Any:
+        """Create an entity; return None while the node cannot (see testing/rabbitmq.py)."""
         try:
             return super().ask(command)
         except CommunicationError as error:
-            if not isinstance(command, CreateEntity) or "541" not in error.text:
+            if "541" not in error.text:
                 raise
-            time.sleep(1)  # until the node has restarted its supervisor (testing/rabbitmq.py)
-            return super().ask(command)
+            return None
 
     def wait(self, **span: float) -> None:
         pytest.skip(f"needs a clock that a test can move by {span}")
@@ -96,13 +99,10 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "sb":
         _check_needs(request, AZURE_CAPABILITIES)
     clock = ManualClock()
-    with EmbeddedNamespace(
-        EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER), clock
-    ) as namespace:
+    with embedded(tmp_path / "namespace", clock) as namespace:
         if request.param == "embedded":
             yield World(namespace, clock)
             return
-        namespace.ask(PutKey(ROOT))
         if request.param == "sb":
             certificate: Certificate = request.getfixturevalue("certificate")
             with (
@@ -112,16 +112,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
                 yield World(azure, clock, namespace)
             gc.collect(1)  # dropped sockets, while their warnings are expected
             return
-        with closing(Door(namespace, clock)) as door:
-            connection = ConnectionString(
-                place=Place.SERVER,
-                host="127.0.0.1",
-                port=door.port,
-                key_name=ROOT.name,
-                key=ROOT.primary,
-            )
-            with ServerNamespace(connection, clock) as client:
-                yield World(client, clock)
+        with (
+            door_of(namespace, clock) as door,
+            ServerNamespace(address_of(door), clock) as client,
+        ):
+            yield World(client, clock)
 
 
 @pytest.fixture(params=WAYS)

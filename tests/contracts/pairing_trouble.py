@@ -1,6 +1,5 @@
 """What the tests of a pairing in trouble have in common."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,38 +15,57 @@ from tests.contracts.pairing_words import (
     ORDERS,
     PRIMARY,
     SECONDARY,
+    Pair,
     SyphonStandIn,
 )
 from twinbus import (
+    MessagingError,
     MessagingFactory,
     NamespaceManager,
     QueueDescription,
     SendAvailabilityPairedNamespaceOptions,
     SendAvailabilityPairing,
+    ServerBusyError,
 )
 from twinbus.client.state import FactoryState
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.events import PairingEvent
-from twinbus.protocol.commands import (
-    CreateEntity,
-)
+from twinbus.protocol.commands import CreateEntity
 from twinbus.testing import FaultyNamespace
 
 SECOND = timedelta(seconds=1)
+TRY = timedelta(seconds=5)
 OPENED, CLOSED, FAULTED = FactoryState.OPENED, FactoryState.CLOSED, FactoryState.FAULTED
 DEADLINE_S = 20.0  # what has not happened by then never does
 FEW_QUEUES, MANY_QUEUES = 2, 10
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    """Return when other threads have made it so."""
-    pause = threading.Event()
-    for _ in range(int(DEADLINE_S / 0.005)):
-        if condition():
-            return
-        pause.wait(0.005)
-    pytest.fail("it never came to be")
+def states(pair: Pair) -> tuple[FactoryState, FactoryState]:
+    return pair.primary.factory.state, pair.secondary.factory.state
+
+
+def backlog_paths(pair: Pair) -> list[str]:
+    return [queue.path for queue in pair.secondary.root.list_queues()]
+
+
+def assert_nothing_is_half_made(pair: Pair) -> None:
+    """The factory sends as if nothing had happened, and can be paired afterwards."""
+    assert pair.primary.factory.state is FactoryState.OPENED
+    pair.send("after")
+    assert pair.primary.take() == ["after"]
+    pair.break_down()
+    with pytest.raises(MessagingError):
+        pair.send("fails")
+    pair.heal()
+    pair.secondary.manager_tap.relent()
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over(ORDERS, "diverted")
+    assert pair.diverted() == ["diverted"]
+
+
+def busy(scope: str) -> ServerBusyError:
+    return ServerBusyError("wait", scope=scope)
 
 
 @dataclass
@@ -67,9 +85,12 @@ class RealPair:
 
 @contextmanager
 def on_real_time(
-    directory: Path, around: Callable[[Namespace], Namespace] = lambda inner: inner
+    directory: Path,
+    around: Callable[[Namespace], Namespace] = lambda inner: inner,
+    *,
+    with_syphon: bool = True,
 ) -> Iterator[RealPair]:
-    """Pair two namespaces with a syphon and the shortest intervals."""
+    """Pair two namespaces with the shortest intervals."""
     with ExitStack() as stack:
         first, second = (
             stack.enter_context(EmbeddedNamespace(directory / name))
@@ -86,7 +107,7 @@ def on_real_time(
             secondary,
             FEW_QUEUES,
             AT_ONCE,
-            enable_syphon=True,
+            enable_syphon=with_syphon,
             syphon=syphon,
         )
         options.ping_primary_interval = SECOND

@@ -15,8 +15,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.contracts.keys import ROOT
 from tests.contracts.service_bus import Certificate, service_bus
+from tests.namespaces import address_of, door_of, embedded
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -29,26 +29,17 @@ from twinbus import (
     SendAvailabilityPairing,
 )
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.broker.turn.engine import EngineSettings, Storages
+from twinbus.broker.turn.engine import Storages
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place
-from twinbus.ledger import NO_LEDGER
+from twinbus.connection import ConnectionString
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import to_batch, to_messages
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.events import PairingEvent
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import (
-    Command,
-    Peek,
-    PutKey,
-    Receive,
-    Send,
-)
-from twinbus.server.door import Door
+from twinbus.protocol.commands import Command, Peek, Receive, Send
 from twinbus.syphon.carrier import Carrier, Range
 from twinbus.syphon.locked_carrier import LockedCarrier, queue_origin
 from twinbus.testing import Fault, FaultyNamespace, Mover
@@ -261,16 +252,16 @@ class Pair:
         return options
 
     def begin(self, **settings: Any) -> SendAvailabilityPairing:
-        """Pair; few queues unless told otherwise, and the failover is that of the options."""
+        """Pair; few queues by default, and the failover is that of the options."""
         settings = {"backlog_queue_count": 2} | settings
         self.pairing = self.primary.factory.pair_namespace(self.options(**settings))
-        self.pairing.on_event(self._hear)
+        self.pairing.on_event(self.hear)
         return self.pairing
 
     def begin_with_syphon(self, **settings: Any) -> SendAvailabilityPairing:
         return self.begin(enable_syphon=True, syphon=self.syphon, **settings)
 
-    def _hear(self, event: PairingEvent) -> None:
+    def hear(self, event: PairingEvent) -> None:
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
@@ -389,27 +380,14 @@ def _end(
     is_server = way != "embedded"
     disks = Storages(log=_Memory(), spill=_Memory())
     namespace = stack.enter_context(
-        EmbeddedNamespace(
-            EngineSettings(directory=directory, ledger=NO_LEDGER),
-            clock,
-            disks,
-            threaded=threaded or is_server,
-        )
+        embedded(directory, clock, disks, threaded=threaded or is_server)
     )
     if way == "embedded":
         return End(name, clock, lambda: _Kept(namespace))
-    namespace.ask(PutKey(ROOT))
     if way == "sb":
         address = stack.enter_context(service_bus(namespace, clock, _certificate(), name))
         return End(name, clock, lambda: open_namespace(address, clock), address)
-    door = stack.enter_context(closing(Door(namespace, clock)))
-    where = ConnectionString(
-        place=Place.SERVER,
-        host="127.0.0.1",
-        port=door.port,
-        key_name=ROOT.name,
-        key=ROOT.primary,
-    )
+    where = address_of(stack.enter_context(door_of(namespace, clock)))
     return End(name, clock, lambda: open_namespace(where, clock), where, namespace.id)
 
 
@@ -452,9 +430,13 @@ OF_EVERY_TYPE: dict[str, Any] = {
 
 
 def pipelined(sender: MessageSender, *texts: str) -> None:
+    send_pipelined(sender, *messages(*texts))
+
+
+def send_pipelined(sender: MessageSender, *sent: BrokeredMessage) -> None:
     """Send without waiting, then wait; raise the first error."""
     with sender.pipelined() as pipeline:
-        futures = [pipeline.send(one) for one in messages(*texts)]
+        futures = [pipeline.send(one) for one in sent]
     for future in futures:
         future.result(timeout=0)
 
@@ -470,6 +452,7 @@ FORMS: dict[str, Callable[[MessageSender], None]] = {
     "columns": lambda sender: sender.send_batch(columns("a", "b")),
     "pipelined": lambda sender: pipelined(sender, "a", "b"),
 }
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def sized(size: int) -> BrokeredMessage:

@@ -2,16 +2,15 @@
 
 import ssl
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import trustme
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT, door_of
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.server.door import Door
 
 # The SDK drops the sockets of refused and of lost connections without closing them.
 DROPPED = (
@@ -36,7 +35,7 @@ def service_bus(
     namespace: EmbeddedNamespace, clock: ManualClock, certificate: Certificate, name: str = ""
 ) -> Iterator[ConnectionString]:
     """Give the connection string of a door: AMQP without TLS, and administration with it."""
-    with closing(Door(namespace, clock, tls=certificate.context, local_may_be_plain=True)) as door:
+    with door_of(namespace, clock, tls=certificate.context, local_may_be_plain=True) as door:
         named = f"Name={name};" if name else ""
         yield ConnectionString.parse(
             f"Endpoint=sb://localhost:{door.port};{named}SharedAccessKeyName={ROOT.name};"

@@ -6,16 +6,8 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
-from tests.contracts.client_site import (
-    NEWS,
-    NOW,
-    ORDERS,
-    SESSIONS,
-    Site,
-    got,
-    message,
-)
-from tests.contracts.keys import ROOT
+from tests.contracts.client_site import NEWS, NOW, ORDERS, SESSIONS, Site, got, message
+from tests.namespaces import ROOT
 from twinbus import (
     Claim,
     QueueDescription,
@@ -102,7 +94,7 @@ def test_a_subscription_may_start_with_a_rule_in_place_of_the_catch_all(site: Si
     assert list(site.manager.list_rules(NEWS, "sport")) == [rule]
 
 
-def test_what_exists_cannot_be_created_again(site: Site) -> None:
+def test_an_entity_that_exists_cannot_be_created_again(site: Site) -> None:
     for create in (
         lambda: site.manager.create_queue("ORDERS"),
         lambda: site.manager.create_topic(NEWS),
@@ -154,7 +146,7 @@ def test_with_exist_ok_an_entity_of_another_kind_is_still_an_error(site: Site) -
         site.manager.create_topic(ORDERS, exist_ok=True)
 
 
-def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
+def test_runtime_properties_count_what_an_entity_holds(site: Site) -> None:
     site.send("1", "2", "3")
     received = got(site.receiver().receive(NOW))
     received.dead_letter()
@@ -167,7 +159,7 @@ def test_runtime_properties_tell_what_an_entity_holds(site: Site) -> None:
     assert site.manager.get_runtime_properties(NEWS).subscription_count == 1
 
 
-def test_the_meter_tells_which_operations_there_were(site: Site) -> None:
+def test_the_meter_counts_the_operations_by_kind(site: Site) -> None:
     site.send("1")
     meter = site.manager.read_meter()
     assert isinstance(meter, pa.RecordBatch)

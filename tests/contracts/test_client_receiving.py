@@ -71,7 +71,7 @@ def test_a_waiting_receiver_gets_nothing_when_its_wait_is_over(site: Site) -> No
         assert receiving.result() is None
 
 
-def test_what_is_received_and_deleted_is_gone_and_has_no_lock(site: Site) -> None:
+def test_a_message_that_is_received_and_deleted_is_gone_and_has_no_lock(site: Site) -> None:
     site.send("one")
     (received,) = site.receiver(DELETE).receive_batch(9, NOW)
     assert received.lock_token is None
@@ -348,7 +348,7 @@ def test_a_lock_is_renewed_no_longer_than_asked_for(site: Site) -> None:
     assert site.observed.count(RenewLocks) == 1
 
 
-def test_what_was_settled_is_not_renewed(site: Site) -> None:
+def test_a_settled_message_is_not_renewed(site: Site) -> None:
     site.send("done", "held")
     with site.receiver(RENEWED) as receiver:
         done, found = receiver.receive_batch(2, NOW)

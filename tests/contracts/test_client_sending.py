@@ -134,7 +134,7 @@ def test_a_message_without_a_session_fails_alone(site: Site) -> None:
     assert [future.exception(timeout=0) for future in good] == [None] * 5
 
 
-def test_what_is_no_message_fails_alone(site: Site) -> None:
+def test_a_value_that_is_no_message_fails_alone(site: Site) -> None:
     with site.factory.create_message_sender(ORDERS).pipelined() as pipeline:
         good = pipeline.send(message("good"))
         with pytest.raises(InvalidArgumentError):

@@ -81,7 +81,7 @@ def test_closing_a_session_gives_back_the_messages_it_had_locked(site: Site) -> 
         assert bodies(session.receive_batch(9, NOW)) == ["2"]
 
 
-def test_the_state_of_a_session_outlives_those_who_hold_it(site: Site) -> None:
+def test_the_state_of_a_session_outlives_its_holders(site: Site) -> None:
     queue = site.factory.create_queue_client(SESSIONS)
     with queue.accept_message_session("a", NOW) as session:
         assert session.get_state() is None

@@ -82,7 +82,7 @@ def test_dying_needs_no_receiver(world: World) -> None:
     assert outcome(waiting) == ["a"]
 
 
-def test_a_message_tells_when_it_expires(world: World) -> None:
+def test_a_message_says_when_it_expires(world: World) -> None:
     queue(world)
     send(world, mortal())
     expected = later(world, seconds=10)

@@ -1,8 +1,8 @@
 """Hostile numbers: a frame of a hundred bytes may say billions; it is refused and harms nobody."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, fields
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import ROOT, address_of, door_of
 from tests.soak.bad_bytes_tools import Exchange, asking, batch_of, framed, head_of, packed
 from twinbus import (
     BrokeredMessage,
@@ -20,7 +20,7 @@ from twinbus import (
     SharedAccessKey,
 )
 from twinbus.clock import ManualClock
-from twinbus.connection import ConnectionString, Place, token_for
+from twinbus.connection import ConnectionString, token_for
 from twinbus.entities import (
     CorrelationFilter,
     RuleDescription,
@@ -62,7 +62,6 @@ from twinbus.protocol.frames import FrameReader
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.table import ROWS
 from twinbus.protocol.wire import decode_command, encode_ask
-from twinbus.server.door import Door
 
 pytestmark = pytest.mark.timeout(20)  # who counts to a billion is found out
 ORDERS, OTHER, NEWS = "orders", "other", "news"
@@ -290,13 +289,7 @@ class Server:
 
     def exchange(self, key: SharedAccessKey = ROOT) -> Exchange:
         expires_s = self.clock.now_us() // SECOND_US + 600
-        where = ConnectionString(
-            place=Place.SERVER,
-            host=self.where.host,
-            port=self.where.port,
-            key_name=key.name,
-            key=key.primary,
-        )
+        where = replace(self.where, key_name=key.name, key=key.primary)
         exchange = Exchange(self.where.port, token_for(where, expires_s))
         return self.opened.enter_context(exchange)
 
@@ -314,19 +307,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
     clock = ManualClock()
     with ExitStack() as stack:
         namespace = stack.enter_context(EmbeddedNamespace(tmp_path / "namespace", clock))
-        namespace.ask(PutKey(ROOT))
         for path in (ORDERS, OTHER):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
         namespace.ask(CreateEntity(TopicDescription(path=NEWS)))
         namespace.ask(CreateEntity(SubscriptionDescription(topic_path=NEWS, name="eu")))
-        door = stack.enter_context(closing(Door(namespace, clock)))
-        where = ConnectionString(
-            place=Place.SERVER,
-            host="127.0.0.1",
-            port=door.port,
-            key_name=ROOT.name,
-            key=ROOT.primary,
-        )
+        where = address_of(stack.enter_context(door_of(namespace, clock)))
         honest = MessagingFactory(ServerNamespace(where, clock), clock=clock)
         stack.enter_context(honest)
         yield Server(tmp_path / "namespace", clock, namespace, where, honest, stack)

@@ -350,7 +350,7 @@ def test_scheduled_messages_count_in_the_size(world: World) -> None:
     assert runtime(world).size_in_bytes == item.size
 
 
-def test_an_entity_tells_when_it_was_created_and_changed(world: World) -> None:
+def test_an_entity_says_when_it_was_created_and_changed(world: World) -> None:
     made = queue(world)
     created = world.clock.now()
     world.wait(hours=1)
@@ -360,7 +360,7 @@ def test_an_entity_tells_when_it_was_created_and_changed(world: World) -> None:
 
 
 @pytest.mark.parametrize("use", [lambda world: send(world, "a"), receive], ids=["send", "receive"])
-def test_an_entity_tells_when_it_was_last_used(world: World, use: Any) -> None:
+def test_an_entity_says_when_it_was_last_used(world: World, use: Any) -> None:
     queue(world)
     world.wait(hours=1)
     use(world)

@@ -24,6 +24,7 @@ from tests.contracts.pairing_words import (
     held_up,
     message,
     pipelined,
+    send_pipelined,
     sized,
 )
 from twinbus import BrokeredMessage, MessageSender, MessagingError, QueueDescription
@@ -213,7 +214,7 @@ def test_a_send_ends_though_queues_come_back_while_others_are_tried(
         local.send()
 
 
-def test_both_causes_are_told_of_an_entity_that_failed_over_before(pair: Pair) -> None:
+def test_the_error_names_both_causes_for_an_entity_that_failed_over_before(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.primary.tap.refuse(MessagingError("the primary burns"), path=ORDERS)
     pair.send()
@@ -493,12 +494,6 @@ def test_of_pipelined_messages_only_the_one_without_head_room_fails_the_check(pa
     assert pair.primary.take() == ["first", "a", "b"]
 
 
-def send_pipelined(sender: MessageSender, one: BrokeredMessage) -> None:
-    with sender.pipelined() as pipeline:
-        sent = pipeline.send(one)
-    sent.result(timeout=0)
-
-
 ONE: dict[str, Callable[[MessageSender, BrokeredMessage], object]] = {
     "single": lambda sender, one: sender.send(one),
     "batch": lambda sender, one: sender.send_batch([message("small"), one]),
@@ -536,7 +531,7 @@ def largest(pair: Pair, fields: dict[str, Any]) -> BrokeredMessage:
 
 @pytest.mark.parametrize("fields", [{}, {"session_id": "s" * 50, "time_to_live": MINUTE}], ids=str)
 @pytest.mark.parametrize("is_failed_over", [False, True], ids=["at failover", "failed over"])
-def test_what_passes_the_check_of_head_room_never_surprises_in_an_outage(
+def test_a_message_that_passes_the_check_of_head_room_can_be_diverted(
     local: Pair, fields: dict[str, Any], is_failed_over: bool
 ) -> None:
     local.begin(check_head_room=True, failover_interval=AT_ONCE)

@@ -1,17 +1,13 @@
-"""A pairing with a busy secondary, or a primary whose gate is closed."""
+"""A pairing with a busy secondary or a busy primary, or a primary whose gate is closed."""
 
 from datetime import timedelta
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    FAULTED,
-    FEW_QUEUES,
-    MANY_QUEUES,
-    SECOND,
-)
+from tests.contracts.pairing_trouble import FAULTED, FEW_QUEUES, MANY_QUEUES, SECOND, TRY, busy
 from tests.contracts.pairing_words import (
     AT_ONCE,
+    INVOICES,
     MINUTE,
     ORDERS,
     Pair,
@@ -19,10 +15,12 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
-from twinbus import MessagingError, RetryPolicy, ServerBusyError
+from tests.inside import next_tick_us
+from twinbus import MessagingError, MessagingFactory, RetryPolicy, ServerBusyError
 from twinbus.errors import BacklogUnavailableError
 from twinbus.limits import SECOND_US
 from twinbus.pairing.events import BacklogQueueBack, BacklogQueuePulled, FailedOver
+from twinbus.protocol.commands import Send
 from twinbus.testing import Fault
 
 # -- a busy secondary ------------------------------------------------------------------------------
@@ -57,7 +55,7 @@ def test_a_busy_secondary_is_waited_for_and_loses_no_queue(
 
 @pytest.mark.parametrize("queues", [1, FEW_QUEUES, MANY_QUEUES])
 @pytest.mark.parametrize("seconds", [1, 9, 10])
-def test_without_time_to_wait_for_a_busy_secondary_both_causes_are_told_and_no_queue_is_lost(
+def test_without_time_to_wait_for_a_busy_secondary_the_error_names_both_causes_and_no_queue_is_lost(
     local: Pair, seconds: float, queues: int
 ) -> None:
     begin_with_time(local, seconds, queues)
@@ -109,8 +107,8 @@ def test_a_queue_comes_back_on_time_while_the_primarys_gate_is_closed(local: Pai
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")
     (pulled,) = local.heard(BacklogQueuePulled)
-    assert local.pairing._ticker._due == local.pairing.next_due_us
-    assert local.pairing._ticker._due <= local.clock.now_us() + SECOND_US
+    assert next_tick_us(local.pairing) == local.pairing.next_due_us
+    assert next_tick_us(local.pairing) <= local.clock.now_us() + SECOND_US
     for _ in range(10):
         local.pass_time(seconds=0.2)
     (back,) = local.heard(BacklogQueueBack)
@@ -124,11 +122,11 @@ def test_the_ticker_looks_again_for_the_queue_and_not_for_the_gate(local: Pair) 
     local.send(*"abcdefgh")
     close_the_gate(local)
     gate_opens = local.primary.factory.courier.busy_until(ORDERS, local.clock.now_us())
-    assert local.pairing._ticker._due == gate_opens
+    assert next_tick_us(local.pairing) == gate_opens
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")
     local.pass_time(seconds=0.5)
-    assert local.pairing._ticker._due == local.clock.now_us() + SECOND_US // 2
+    assert next_tick_us(local.pairing) == local.clock.now_us() + SECOND_US // 2
 
 
 def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:
@@ -139,7 +137,7 @@ def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: P
     local.primary.factory.courier.note(ServerBusyError("wait 10 s", retry_after_s=10))
     began = local.clock.now()
     local.pass_time(SECOND)
-    assert local.pairing._ticker._due == local.clock.now_us() + 2 * SECOND_US
+    assert next_tick_us(local.pairing) == local.clock.now_us() + 2 * SECOND_US
     local.pass_time(seconds=2)
     assert local.heard(FailedOver)[0].at == began + timedelta(seconds=3)
 
@@ -151,3 +149,35 @@ def test_a_partner_is_faulted_on_time_while_the_primarys_gate_is_closed(local: P
     local.secondary.factory.close()
     local.pass_time(seconds=5)
     assert local.primary.factory.state is FAULTED
+
+
+# -- busy ------------------------------------------------------------------------------------------
+
+
+def test_a_busy_entity_holds_up_no_other(pair: Pair) -> None:
+    pair.begin()
+    pair.primary.tap.refuse(busy(ORDERS), Send, ORDERS)
+    hasty = MessagingFactory(
+        pair.primary.tap, clock=pair.clock, retry_policy=RetryPolicy(operation_timeout=TRY)
+    )
+    with pytest.raises(ServerBusyError, match="tried once in"):
+        hasty.create_message_sender(ORDERS).send(message())
+    began = pair.clock.now()
+    hasty.create_message_sender(INVOICES).send(message("others go on"))
+    assert hasty.create_message_receiver(INVOICES).receive(AT_ONCE) is not None
+    assert pair.clock.now() == began
+    asked = len(pair.primary.tap.asked)
+    with pytest.raises(ServerBusyError, match="not tried"):
+        hasty.create_message_sender(ORDERS.upper()).send(message())
+    assert len(pair.primary.tap.asked) == asked
+
+
+def test_a_busy_namespace_holds_up_all(pair: Pair) -> None:
+    pair.begin()
+    pair.primary.tap.refuse(busy(""), Send, ORDERS)
+    hasty = MessagingFactory(
+        pair.primary.tap, clock=pair.clock, retry_policy=RetryPolicy(operation_timeout=TRY)
+    )
+    for path in (ORDERS, INVOICES):
+        with pytest.raises(ServerBusyError):
+            hasty.create_message_sender(path).send(message())

@@ -114,7 +114,7 @@ def test_a_diverted_schedule_is_cancelled_at_the_primary_once_it_is_home(ends: E
         ({"scheduled_enqueue_time_utc": datetime(2040, 1, 1, tzinfo=UTC)}, Capability.SCHEDULING),
     ],
 )
-def test_what_the_primary_cannot_do_is_refused_while_its_sends_are_diverted(
+def test_a_command_that_the_primary_cannot_execute_is_refused_while_its_sends_are_diverted(
     local: Pair, fields: dict[str, Any], capability: Capability
 ) -> None:
     """Otherwise the message would be dead-lettered when it is brought home."""

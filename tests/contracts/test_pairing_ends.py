@@ -13,15 +13,9 @@ from tests.contracts.pairing_trouble import (
     FAULTED,
     OPENED,
     on_real_time,
+    states,
 )
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    HOUR,
-    PRIMARY,
-    End,
-    Pair,
-    SyphonStandIn,
-)
+from tests.contracts.pairing_words import AT_ONCE, HOUR, PRIMARY, End, Pair, SyphonStandIn
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -33,15 +27,8 @@ from twinbus.client.state import FactoryState
 from twinbus.errors import BacklogUnavailableError, NamespaceClosedError
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing import lifecycle
-from twinbus.protocol.commands import (
-    Command,
-    CreateEntity,
-)
+from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.testing import FaultyNamespace
-
-
-def states(pair: Pair) -> tuple[FactoryState, FactoryState]:
-    return pair.primary.factory.state, pair.secondary.factory.state
 
 
 @pytest.mark.parametrize("seconds", [0, 4, 5, 20])
@@ -199,7 +186,7 @@ def test_a_watcher_that_raises_keeps_no_fault_from_reaching_the_partner(local: P
 
 
 @pytest.mark.parametrize("is_failed_over", [False, True], ids=["healthy", "failed over"])
-def test_where_the_application_closed_the_secondary_both_causes_are_told(
+def test_where_the_application_closed_the_secondary_the_error_names_both_causes(
     local: Pair, is_failed_over: bool
 ) -> None:
     local.begin(failover_interval=AT_ONCE)
@@ -214,7 +201,7 @@ def test_where_the_application_closed_the_secondary_both_causes_are_told(
     assert local.in_rotation() == [True, True]
 
 
-def test_where_the_secondary_faulted_both_causes_are_told(local: Pair) -> None:
+def test_where_the_secondary_faulted_the_error_names_both_causes(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     local.secondary.factory.fault("the disk is gone")
     local.break_down()

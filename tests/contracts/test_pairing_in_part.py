@@ -44,14 +44,14 @@ def tried(end: End, path: str = ORDERS) -> list[list[str]]:
     return [bodies(sent(command)) for command in end.tap.sends(path)]
 
 
-def test_a_client_repeats_only_what_was_not_accepted(local: Pair) -> None:
+def test_a_client_repeats_only_messages_that_were_not_accepted(local: Pair) -> None:
     accept_in_part(local.primary, ORDERS, (0, 2), TransientError, times=2)
     send(local)
     assert tried(local.primary) == [TEXTS, ["b", "d", "e"], ["d"]]
     assert sorted(local.primary.take()) == TEXTS
 
 
-def test_a_pipelined_client_repeats_only_what_was_not_accepted(local: Pair) -> None:
+def test_a_pipelined_client_repeats_only_messages_that_were_not_accepted(local: Pair) -> None:
     courier = local.primary.factory.courier
     accept_in_part(local.primary, ORDERS, (0, 2), TransientError)
     command = courier.new_send(ORDERS, [message(text) for text in TEXTS])

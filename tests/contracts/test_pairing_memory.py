@@ -25,6 +25,7 @@ from tests.contracts.pairing_words import (
     message,
     opened,
 )
+from tests.inside import board_of, remembered_schedules
 from twinbus import BrokeredMessage, MessagingError, QueueDescription, TransientError
 from twinbus.broker.sending import transfers
 from twinbus.clock import ManualClock
@@ -33,14 +34,7 @@ from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import (
-    Command,
-    CreateEntity,
-    Origin,
-    Peek,
-    Send,
-    SettleRange,
-)
+from twinbus.protocol.commands import Command, CreateEntity, Origin, Peek, Send, SettleRange
 from twinbus.protocol.origins import sender_source
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.testing import Fault
@@ -284,7 +278,7 @@ def test_the_cause_of_a_pull_that_is_kept_keeps_no_message(local: Pair) -> None:
     refuse_at_all(local.primary)
     refuse_at_all(local.secondary)
     one = send_and_forget(local)
-    assert local.pairing._board.cause_of_last_pull is not None
+    assert board_of(local.pairing).cause_of_last_pull is not None
     assert is_gone(one)
 
 
@@ -292,7 +286,7 @@ def test_a_kept_failure_says_what_it_said_without_what_led_to_it(local: Pair) ->
     local.begin(failover_interval=AT_ONCE)
     refuse_at_all(local.primary)
     local.send()
-    kept = local.pairing._board.cause_of(ORDERS)
+    kept = board_of(local.pairing).cause_of(ORDERS)
     assert isinstance(kept, TransientError)
     assert kept.text.startswith("down")
     assert (kept.__traceback__, kept.__cause__, kept.__context__) == (None, None, None)
@@ -307,7 +301,7 @@ def test_remembered_schedules_hold_no_bodies(local: Pair) -> None:
     numbers = local.sender().schedule(one, at)
     seen = weakref.ref(one)
     del one
-    remembered = list(local.pairing._route.cancellations._schedules.values())
+    remembered = remembered_schedules(local.pairing)
     assert len(remembered) == len(numbers) == 1
     assert "the body of it" not in repr(remembered)
     assert is_gone(seen)
@@ -320,4 +314,4 @@ def test_schedules_whose_time_has_come_are_forgotten(local: Pair) -> None:
         local.sender().schedule(message("soon"), local.clock.now() + SECOND)
     local.pass_time(HOUR)
     local.sender().schedule(message("later"), local.clock.now() + HOUR)
-    assert len(local.pairing._route.cancellations._schedules) == 1
+    assert len(remembered_schedules(local.pairing)) == 1

@@ -8,12 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-    FAULTED,
-    eventually,
-    on_real_time,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S, FAULTED, on_real_time
 from tests.contracts.pairing_words import (
     AT_ONCE,
     HOUR,
@@ -24,16 +19,14 @@ from tests.contracts.pairing_words import (
     bodies,
     message,
 )
+from tests.inside import postponed_cancellations
+from tests.waiting import until
 from twinbus import TransientError
 from twinbus.namespace.contract import Namespace
 from twinbus.pairing import lifecycle
 from twinbus.pairing.events import Returned
 from twinbus.pairing.health import HealthState
-from twinbus.protocol.commands import (
-    CancelScheduled,
-    Command,
-    Peek,
-)
+from twinbus.protocol.commands import CancelScheduled, Command, Peek
 from twinbus.testing import Fault
 
 R = TypeVar("R")
@@ -50,7 +43,7 @@ def owe(pair: Pair, *paths: str) -> None:
 
 
 def owed(pair: Pair) -> list[Any]:
-    return pair.pairing._route.cancellations._postponed
+    return postponed_cancellations(pair.pairing)
 
 
 def test_a_cancellation_owed_to_the_primary_is_done_when_it_is_back(local: Pair) -> None:
@@ -164,6 +157,6 @@ def test_a_cancellation_that_hangs_holds_up_neither_pings_nor_the_fault_of_a_par
         pair.faults.heal(ORDERS)
         assert primary.hangs.wait(DEADLINE_S)
         pair.faults.heal()
-        eventually(lambda: INVOICES in [one.path for one in pair.heard(Returned)])
+        until(lambda: INVOICES in [one.path for one in pair.heard(Returned)])
         pair.secondary.close()
-        eventually(lambda: pair.primary.state is FAULTED)
+        until(lambda: pair.primary.state is FAULTED)

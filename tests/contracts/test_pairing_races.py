@@ -11,19 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-    RealPair,
-    on_real_time,
-)
-from tests.contracts.pairing_words import (
-    AT_ONCE,
-    MINUTE,
-    ORDERS,
-    Pair,
-    backlog,
-    message,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S, RealPair, on_real_time
+from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, Pair, backlog, message
+from tests.inside import board_of
 from twinbus import MessagingError
 from twinbus.clock import Clock, ManualClock, SystemClock
 from twinbus.errors import BacklogUnavailableError
@@ -31,9 +21,7 @@ from twinbus.limits import SECOND_US
 from twinbus.pairing.board import Board
 from twinbus.pairing.events import Announcer, Returned
 from twinbus.pairing.health import HealthState, Timing
-from twinbus.protocol.commands import (
-    Command,
-)
+from twinbus.protocol.commands import Command
 from twinbus.testing import Fault, FaultyNamespace
 
 HELD_S = 0.02  # what waits for a lock is let go on without
@@ -167,7 +155,7 @@ def test_a_last_queue_pulled_by_another_thread_at_any_moment_takes_the_send_or_r
     local.fail_over(ORDERS, "first")
     elsewhere = MessagingError("another thread's failure")
     is_refused = False
-    with at_look(local.clock, nth, lambda: local.pairing._board.pull(0, elsewhere)):
+    with at_look(local.clock, nth, lambda: board_of(local.pairing).pull(0, elsewhere)):
         try:
             local.send("late")
         except BacklogUnavailableError:
@@ -185,7 +173,7 @@ def test_many_threads_that_pull_the_last_queue_raise_nothing_but_messaging_error
             try:
                 pair.primary.create_message_sender(ORDERS).send(message(str(number)))
             except BacklogUnavailableError:
-                pair.pairing._board.bring_back(SystemClock().now_us() + LATER_US)
+                board_of(pair.pairing).bring_back(SystemClock().now_us() + LATER_US)
             except Exception as error:  # noqa: BLE001 - that is what is looked for
                 odd.append(error)
 

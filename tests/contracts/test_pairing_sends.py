@@ -1,13 +1,10 @@
-"""Sends of a paired factory: where they go, which failures count, what a backlog queue holds."""
+"""Sends of a paired factory: to the primary while it is healthy, else to a backlog queue."""
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from random import Random
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,51 +18,42 @@ from tests.contracts.pairing_words import (
     NEWS,
     ORDERS,
     PRIMARY,
-    SESSIONS,
     SUBSCRIPTION,
     TICK,
     Pair,
     backlog,
     bodies,
     columns,
+    forms,
     held_up,
     message,
     messages,
     opened,
     pipelined,
+    send_pipelined,
     sized,
 )
 from twinbus import (
     BrokeredMessage,
-    Claim,
     MessageSender,
     MessagingError,
     MessagingFactory,
-    OperationTimeoutError,
     QueueDescription,
-    ServerBusyError,
-    TransientError,
-    UnauthorizedError,
 )
 from twinbus.entities import EntityStatus
-from twinbus.errors import (
-    BrokerRestartingError,
-    CommunicationError,
-    EntityDisabledError,
-    EntityNotFoundError,
-    InvalidArgumentError,
-    MessageSizeExceededError,
-    QuotaExceededError,
-    StoreUnavailableError,
-)
-from twinbus.limits import MAX_MESSAGE_BYTES, OPERATION_TIMEOUT
-from twinbus.namespace.server import ServerNamespace
-from twinbus.pairing.events import BacklogQueuePulled, FailedOver, Returned
+from twinbus.errors import EntityDisabledError, EntityNotFoundError, InvalidArgumentError
+from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.message import to_batch
+from twinbus.pairing.events import FailedOver
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
 from twinbus.testing import Fault
 
-forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+WAYS_TO_SEND: dict[str, Callable[[MessageSender, BrokeredMessage], None]] = {
+    "single": lambda sender, bad: sender.send(bad),
+    "columns": lambda sender, bad: sender.send_batch(to_batch([bad])),
+    "pipelined": send_pipelined,
+}
 
 
 # -- healthy ---------------------------------------------------------------------------------------
@@ -135,80 +123,16 @@ def test_a_paired_entity_is_received_from_as_before(pair: Pair) -> None:
     assert bodies(list(client.receive_batch(9, AT_ONCE))) == ["a", "b"]
 
 
-# -- suspect ---------------------------------------------------------------------------------------
-
-
-@forms
-def test_until_the_timer_has_run_out_a_failure_is_the_callers_to_see(
-    pair: Pair, form: Callable[[MessageSender], None]
+@pytest.mark.parametrize("name", ["x-ms-path", "x-ms-sessionid", "x-twinbus-sender"])
+@pytest.mark.parametrize("way", WAYS_TO_SEND)
+def test_a_reserved_property_is_refused_on_healthy_sends_too(
+    local: Pair, name: str, way: str
 ) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down()
-    with pytest.raises(MessagingError, match="unavailable"):
-        form(pair.sender())
-    assert pair.state() is HealthState.SUSPECT
-    assert pair.diverted() == []
-
-
-def test_until_the_timer_has_run_out_sends_still_go_to_the_primary(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down()
-    with pytest.raises(MessagingError):
-        pair.send()
-    pair.pass_time(MINUTE - TICK)
-    with pytest.raises(MessagingError):
-        pair.send()
-    assert len(pair.primary.tap.sends(ORDERS)) == 2
-    assert pair.diverted() == []
-
-
-def test_a_second_failure_does_not_start_the_timer_again(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down()
-    for _ in range(3):
-        with pytest.raises(MessagingError):
-            pair.send()
-        pair.pass_time(seconds=20)
-    pair.send("a minute after the first")
-    assert pair.diverted() == ["a minute after the first"]
-
-
-def test_one_success_clears_the_timer(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down()
-    with pytest.raises(MessagingError):
-        pair.send()
-    pair.pass_time(seconds=59)
-    pair.heal()
-    pair.send("success")
-    assert pair.state() is HealthState.HEALTHY
-    pair.pass_time(seconds=1)
-    pair.break_down()
-    with pytest.raises(MessagingError):
-        pair.send()
-    pair.pass_time(seconds=59)
-    assert pair.state() is HealthState.SUSPECT
-    assert pair.primary.take() == ["success"]
-
-
-def test_a_success_of_another_client_clears_the_timer_too(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.primary.faults.inject(Fault.UNAVAILABLE, ORDERS, times=1)
-    with pytest.raises(MessagingError):
-        pair.sender("orders").send(message())
-    pair.sender("ORDERS").send(message())
-    pair.pass_time(hours=1)
-    assert pair.state() is HealthState.HEALTHY
-
-
-def test_a_success_of_another_entity_does_not_clear_the_timer(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down(ORDERS)
-    with pytest.raises(MessagingError):
-        pair.send()
-    pair.send(path=INVOICES)
-    pair.pass_time(MINUTE)
-    assert pair.state(ORDERS) is HealthState.FAILED_OVER
+    local.begin()
+    bad = BrokeredMessage(body=b"a", application_properties={"mine": 1, name: "x"})
+    with pytest.raises(InvalidArgumentError, match=name):
+        WAYS_TO_SEND[way](local.sender(), bad)
+    assert local.primary.take() == []
 
 
 # -- failed over -----------------------------------------------------------------------------------
@@ -395,205 +319,14 @@ def test_diverted_messages_travel_in_the_form_of_their_send(local: Pair, form: s
     assert kinds == {pa.RecordBatch if form == "columns" else list}
 
 
-# -- which failures count --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.TRANSIENT, Fault.TIMEOUT])
-def test_a_failure_that_outlives_the_retry_policy_counts(pair: Pair, fault: Fault) -> None:
+def test_a_disabled_entity_is_diverted_and_the_event_says_why(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
-    pair.break_down(ORDERS, fault)
-    began = pair.clock.now()
-    pair.send("diverted")
-    assert pair.diverted() == ["diverted"]
-    assert pair.clock.now() - began <= OPERATION_TIMEOUT
-
-
-def test_a_transient_failure_that_a_retry_overcomes_does_not_count(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.primary.faults.inject(Fault.TRANSIENT, ORDERS, times=2)
-    pair.send("retried")
-    assert pair.primary.take() == ["retried"]
-    assert (pair.diverted(), pair.pairing.status()) == ([], [])
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        OperationTimeoutError("nobody answered"),
-        MessagingError("it does not work"),
-        TransientError("it did not work"),
-        CommunicationError("not reached"),
-        StoreUnavailableError("the disk refuses"),
-        BrokerRestartingError("it heals itself"),
-        QuotaExceededError("the queue is full"),
-        EntityDisabledError("switched off"),
-    ],
-    ids=lambda error: error.code,
-)
-def test_a_failure_of_the_primary_counts(local: Pair, error: MessagingError) -> None:
-    local.begin(failover_interval=AT_ONCE)
-    local.primary.tap.refuse(error)
-    local.send("diverted")
-    assert local.state() is HealthState.FAILED_OVER
-    assert local.diverted() == ["diverted"]
-
-
-NEVER_COUNT = [
-    UnauthorizedError("no Send"),
-    EntityNotFoundError("no such queue"),
-    MessageSizeExceededError("too large", size=2, limit=1),
-    InvalidArgumentError("no such thing"),
-    ServerBusyError("wait 10 s", retry_after_s=10),
-]
-never_count = pytest.mark.parametrize("error", NEVER_COUNT, ids=lambda error: error.code)
-
-
-@never_count
-@forms
-def test_an_error_of_the_caller_and_a_busy_server_never_count_and_are_raised(
-    local: Pair, error: MessagingError, form: Callable[[MessageSender], None]
-) -> None:
-    local.begin(failover_interval=AT_ONCE)
-    local.primary.tap.refuse(error)
-    with pytest.raises(type(error)):
-        form(local.sender())
-    assert (local.state(), local.diverted()) == (HealthState.HEALTHY, [])
-
-
-@never_count
-def test_an_error_of_the_caller_and_a_busy_server_start_no_timer(
-    local: Pair, error: MessagingError
-) -> None:
-    local.begin(failover_interval=MINUTE)
-    local.primary.tap.refuse(error)
-    for _ in range(2):
-        with pytest.raises(type(error)):
-            local.send()
-        local.pass_time(MINUTE)
-    assert (local.pairing.status(), local.diverted()) == ([], [])
-
-
-def test_sends_that_are_wrong_never_fail_over(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    with pytest.raises(EntityNotFoundError):
-        pair.send(path="nowhere")
-    with pytest.raises(MessageSizeExceededError):
-        pair.sender().send(BrokeredMessage(bytes(MAX_MESSAGE_BYTES + 1)))
-    with pytest.raises(InvalidArgumentError):
-        pair.send(path=SESSIONS)
-    assert (pair.pairing.status(), pair.diverted()) == ([], [])
-
-
-def test_a_key_that_may_not_send_never_fails_over(tmp_path: Path) -> None:
-    with opened("server", tmp_path) as pair:
-        key = pair.primary.root.create_key("ears", [Claim.LISTEN])
-        assert pair.primary.where is not None
-        where = replace(pair.primary.where, key_name=key.name, key=key.primary)
-        pair.begin(failover_interval=AT_ONCE)
-        pair.primary.faults.inner = ServerNamespace(where, pair.clock)
-        with pytest.raises(UnauthorizedError):
-            pair.send()
-        assert (pair.pairing.status(), pair.diverted()) == ([], [])
-        pair.primary.faults.inner.close()
-
-
-def test_a_full_queue_of_the_primary_fails_over(pair: Pair) -> None:
-    pair.primary.root.create_queue(QueueDescription(path="small", max_size_in_megabytes=1))
-    pair.begin(failover_interval=AT_ONCE)
-    large = BrokeredMessage(bytes(200 * 1024))
-    for _ in range(8):
-        pair.sender("small").send(large)
-    assert pair.state("small") is HealthState.FAILED_OVER
-    assert len(pair.primary.peek("small")) + len(pair.backlog()) == 8
-
-
-def test_an_entity_that_is_switched_off_fails_over(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    queue = pair.primary.root.get_queue(ORDERS)
-    pair.primary.root.update_queue(replace(queue, status=EntityStatus.SEND_DISABLED))
-    pair.send("diverted")
-    assert pair.diverted() == ["diverted"]
-
-
-def test_when_the_server_is_busy_a_send_waits_10_seconds_and_goes_again(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.primary.faults.inject(Fault.SERVER_BUSY, ORDERS, times=1)
-    began = pair.clock.now()
-    pair.send("patient")
-    assert pair.primary.take() == ["patient"]
-    assert pair.clock.now() - began >= timedelta(seconds=10)
-    assert pair.pairing.status() == []
-
-
-def test_a_failure_that_does_not_count_does_not_clear_the_timer(local: Pair) -> None:
-    local.begin(failover_interval=MINUTE)
-    local.primary.faults.inject(Fault.UNAVAILABLE, ORDERS, times=1)
-    with pytest.raises(MessagingError):
-        local.send()
-    local.primary.tap.refuse(UnauthorizedError("no"))
-    with pytest.raises(UnauthorizedError):
-        local.send()
-    local.pass_time(MINUTE)
-    assert local.state() is HealthState.FAILED_OVER
-
-
-# -- back again ------------------------------------------------------------------------------------
-
-
-def test_when_a_ping_gets_through_the_entity_is_healthy_at_once_for_all_clients(
-    pair: Pair,
-) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    early = pair.sender()
-    pair.fail_over()
-    pair.heal()
-    pair.pass_time(MINUTE)
-    pair.wait_for(Returned)
-    early.send(message("early"))
-    pair.send("late", path="ORDERS")
-    assert pair.primary.take() == ["early", "late"]
-    assert pair.state() is HealthState.HEALTHY
-
-
-def test_mark_path_healthy_does_the_same_by_hand(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.fail_over()
-    pair.heal()
-    pair.pairing.mark_path_healthy("Orders")
-    pair.send("home")
-    assert pair.primary.take() == ["home"]
-
-
-def test_marking_a_path_that_is_still_down_lets_it_fail_over_again(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.fail_over(ORDERS, "a")
-    pair.pairing.mark_path_healthy(ORDERS)
-    pair.send("b")
-    assert sorted(pair.diverted()) == ["a", "b"]
-    assert len(pair.heard(FailedOver)) == 2
-
-
-def test_marking_a_suspect_path_clears_its_timer(pair: Pair) -> None:
-    pair.begin(failover_interval=MINUTE)
-    pair.break_down()
-    with pytest.raises(MessagingError):
-        pair.send()
-    pair.pairing.mark_path_healthy(ORDERS)
-    pair.pass_time(hours=1)
-    assert pair.state() is HealthState.HEALTHY
-
-
-def test_marking_a_path_nobody_knows_changes_nothing(pair: Pair) -> None:
-    pair.begin()
-    pair.pairing.mark_path_healthy("nowhere")
-    assert pair.pairing.status() == []
-
-
-@pytest.mark.parametrize("path", ["", None, 7])
-def test_marking_takes_the_path_of_an_entity(local: Pair, path: Any) -> None:
-    local.begin()
-    with pytest.raises(InvalidArgumentError):
-        local.pairing.mark_path_healthy(path)
+    pair.primary.root.update_queue(QueueDescription(path=ORDERS, status=EntityStatus.DISABLED))
+    pair.send("a")
+    assert pair.diverted() == ["a"]
+    (event,) = pair.heard(FailedOver)
+    assert EntityDisabledError.__name__.removesuffix("Error") in event.cause
+    assert "enable it" in event.cause
 
 
 # -- lost replies ----------------------------------------------------------------------------------
@@ -698,85 +431,3 @@ def test_pipelined_sends_that_meet_one_failure_do_not_overtake_each_other(pair: 
     away = pair.secondary.take(backlog(0)) + pair.secondary.take(backlog(0))
     assert away == sorted(away, key=int)
     assert sorted(away + pair.primary.take(), key=int) == texts
-
-
-# -- what is told ----------------------------------------------------------------------------------
-
-
-def test_events_tell_what_happened_in_order(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.fail_over(ORDERS, "1", "2")
-    pair.sender().send_batch(messages("3", "4"))
-    pair.pairing.mark_path_healthy(ORDERS)
-    failed_over, returned = pair.events
-    assert isinstance(failed_over, FailedOver)
-    assert isinstance(returned, Returned)
-    assert (returned.path, returned.by, returned.diverted) == (ORDERS, "mark_path_healthy", 4)
-
-
-def test_a_return_by_ping_says_so(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.fail_over()
-    pair.heal()
-    pair.pass_time(MINUTE)
-    returned = pair.wait_for(Returned)
-    assert (returned.by, returned.diverted) == ("ping", 1)
-
-
-def test_an_observer_that_raises_keeps_nobody_from_sending_or_hearing(pair: Pair) -> None:
-    def fail(event: object) -> None:
-        raise RuntimeError(f"no {event}")
-
-    pair.begin(failover_interval=AT_ONCE)
-    pair.pairing.on_event(fail)
-    late: list[object] = []
-    pair.pairing.on_event(late.append)
-    pair.break_backlog(0)
-    pair.fail_over(ORDERS, *[str(number) for number in range(8)])
-    assert len(pair.diverted()) == 8
-    assert late == pair.events
-    assert {type(event) for event in late} == {FailedOver, BacklogQueuePulled}
-
-
-def test_an_observer_may_ask_and_mark_and_send(local: Pair) -> None:
-    local.begin(failover_interval=AT_ONCE)
-    states: list[HealthState] = []
-
-    def look(event: object) -> None:
-        if isinstance(event, FailedOver):
-            states.append(local.state(event.path))
-            local.send("alarm", path=INVOICES)
-
-    local.pairing.on_event(look)
-    local.fail_over()
-    assert states == [HealthState.FAILED_OVER]
-    assert local.primary.take(INVOICES) == ["alarm"]
-
-
-def test_an_observer_that_stopped_hears_nothing_more(local: Pair) -> None:
-    local.begin(failover_interval=AT_ONCE)
-    heard: list[object] = []
-    stop = local.pairing.on_event(heard.append)
-    stop()
-    local.fail_over()
-    assert heard == []
-
-
-def test_the_status_counts_what_happened(pair: Pair) -> None:
-    pair.begin(failover_interval=AT_ONCE)
-    pair.fail_over(ORDERS, "1", "2", "3")
-    (status,) = pair.pairing.status()
-    assert (status.path, status.failovers, status.diverted) == (ORDERS, 1, 3)
-    assert (status.failures, status.since) == (1, pair.clock.now())
-    assert "unavailable" in status.last_failure
-
-
-def test_seeded_chance_replays_the_same_choices(tmp_path: Path) -> None:
-    found = []
-    for name in ("one", "two"):
-        with opened("embedded", tmp_path / name) as pair:
-            pair.secondary.factory.courier.random = Random(3)
-            pair.begin(backlog_queue_count=4, failover_interval=AT_ONCE)
-            pair.fail_over(ORDERS, *[str(number) for number in range(12)])
-            found.append([bodies(held) for held in pair.held()])
-    assert found[0] == found[1]

@@ -10,10 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.pairing_trouble import (
-    DEADLINE_S,
-    eventually,
-)
+from tests.contracts.pairing_trouble import DEADLINE_S
 from tests.contracts.pairing_words import (
     AT_ONCE,
     HOUR,
@@ -24,15 +21,13 @@ from tests.contracts.pairing_words import (
     message,
     opened,
 )
+from tests.waiting import until
 from twinbus import OperationTimeoutError, RetryPolicy
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
 from twinbus.pairing.events import Returned
 from twinbus.protocol import client_conversation
-from twinbus.protocol.commands import (
-    Peek,
-    Receive,
-)
+from twinbus.protocol.commands import Peek, Receive
 
 
 class Proxy:
@@ -115,7 +110,7 @@ def test_a_ping_over_a_silent_link_fails_and_the_next_brings_the_entity_back(
     pair.heal()
     silenced.proxy.fall_silent()
     pair.pass_time(MINUTE)
-    eventually(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
+    until(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
     pair.pass_time(MINUTE)
     assert pair.wait_for(Returned).by == "ping"
     assert silenced.proxy.connections == 2
@@ -134,12 +129,14 @@ def test_pings_over_a_link_that_falls_silent_again_and_again_get_through(
         pair.primary.factory.create_message_sender(INVOICES).send(message())
         silenced.proxy.fall_silent()
         pair.pass_time(MINUTE)
-        eventually(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
+        until(lambda: "OperationTimeout" in pair.pairing.status()[0].last_failure)
         pair.pass_time(MINUTE)
         pair.wait_for(Returned, outage)
 
 
-def test_what_was_submitted_over_a_link_that_falls_silent_is_failed(silenced: Silenced) -> None:
+def test_a_command_that_was_submitted_over_a_link_that_falls_silent_fails(
+    silenced: Silenced,
+) -> None:
     silenced.client.ask(Peek(ORDERS))
     silenced.proxy.fall_silent()
     asked = [silenced.client.submit(Peek(ORDERS)) for _ in range(5)]
@@ -149,7 +146,7 @@ def test_what_was_submitted_over_a_link_that_falls_silent_is_failed(silenced: Si
     assert silenced.proxy.connections == 2
 
 
-def test_a_receive_that_waits_hears_that_its_link_fell_silent(silenced: Silenced) -> None:
+def test_a_receive_that_waits_gets_an_error_when_its_link_falls_silent(silenced: Silenced) -> None:
     silenced.client.ask(Peek(ORDERS))
     waiting = silenced.client.submit(Receive(ORDERS, wait=HOUR))
     silenced.proxy.fall_silent()

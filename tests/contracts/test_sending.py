@@ -173,7 +173,7 @@ def test_any_bytes_are_a_body(world: World) -> None:
     assert receive_one(world).body == everything
 
 
-def test_what_the_broker_sets_cannot_be_set_by_the_sender(world: World) -> None:
+def test_fields_of_the_broker_cannot_be_set_by_the_sender(world: World) -> None:
     queue(world)
     forged = message(sequence_number=999, delivery_count=7, dead_letter_reason="forged")
     numbers = send(world, forged)

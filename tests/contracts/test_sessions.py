@@ -1,12 +1,11 @@
-"""Sessions: held by one receiver at a time, in order, with a state of their own."""
+"""Sessions: sent to, accepted by one receiver at a time, and received in order."""
 
 from datetime import timedelta
-from typing import Any
-from uuid import UUID
 
 import pytest
 
 from tests.contracts.conftest import World
+from tests.contracts.session_words import HOUR, LOCK_LOST, of, sessions
 from tests.contracts.words import (
     DEAD,
     QUEUE,
@@ -15,7 +14,6 @@ from tests.contracts.words import (
     bodies,
     complete,
     later,
-    message,
     outcome,
     peek,
     queue,
@@ -34,43 +32,23 @@ from twinbus.errors import (
     InvalidOperationError,
     MessagingError,
     SessionCannotBeLockedError,
-    SessionLockLostError,
 )
-from twinbus.limits import MAX_SESSION_STATE_BYTES
-from twinbus.message import BrokeredMessage, to_messages
+from twinbus.message import to_messages
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
     AcceptSession,
     Disposition,
-    GetSessionState,
-    ListSessions,
-    Peek,
     Receive,
     ReceiveDeferred,
     ReceiveMode,
     ReleaseSession,
-    RenewSession,
-    Send,
-    SessionLock,
-    SetSessionState,
 )
 
 NEEDS = Capability.SESSIONS  # of nearly every test here
-
-HOUR = timedelta(hours=1)
 HALF_A_MINUTE = timedelta(seconds=30)
-LOCK_LOST = SessionLockLostError
 
 
-def sessions(world: World, **settings: Any) -> None:
-    queue(world, requires_session=True, **settings)
-
-
-def of(session_id: str, body: str = "a", **fields: object) -> BrokeredMessage:
-    return message(body, session_id=session_id, **fields)
-
-
-# -- sending -----------------------------------------------------------------------------------
+# -- sending ---------------------------------------------------------------------------------------
 
 
 def test_a_session_queue_refuses_messages_without_session_id(world: World) -> None:
@@ -93,7 +71,7 @@ def test_a_plain_queue_takes_messages_with_session_id(world: World) -> None:
     assert receive_one(world).session_id == "s"
 
 
-# -- accepting ---------------------------------------------------------------------------------
+# -- accepting -------------------------------------------------------------------------------------
 
 
 def test_a_named_session_is_accepted(world: World) -> None:
@@ -190,7 +168,7 @@ def test_a_session_of_an_unknown_entity_cannot_be_accepted(world: World) -> None
         accept(world, "s", path="nowhere")
 
 
-# -- receiving ---------------------------------------------------------------------------------
+# -- receiving -------------------------------------------------------------------------------------
 
 
 def test_a_session_queue_delivers_only_to_holders_of_a_session(world: World) -> None:
@@ -294,211 +272,6 @@ def test_the_dead_letter_queue_of_a_session_queue_needs_no_session(world: World)
     assert (dead.body, dead.session_id) == (b"a", "s")
 
 
-# -- the lock ----------------------------------------------------------------------------------
-
-
-def test_a_session_lock_lapses_after_the_lock_duration(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.wait(seconds=61)
-    with pytest.raises(LOCK_LOST):
-        receive(world, session=lock)
-    accept(world, "s")
-
-
-def test_a_session_lock_holds_until_the_end_of_the_lock_duration(world: World) -> None:
-    sessions(world)
-    accept(world, "s")
-    world.wait(seconds=59)
-    with pytest.raises(SessionCannotBeLockedError):
-        accept(world, "s")
-
-
-def test_a_renewed_session_is_locked_for_another_lock_duration(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.wait(seconds=40)
-    assert world.ask(RenewSession(QUEUE, lock)) == later(world, seconds=60)
-    world.wait(seconds=40)
-    assert receive(world, session=lock) == []
-
-
-def test_renewing_a_session_keeps_its_messages_locked(world: World) -> None:
-    sessions(world)
-    send(world, of("s"))
-    lock = accept(world, "s")
-    locked = receive_one(world, session=lock)
-    world.wait(seconds=40)
-    world.ask(RenewSession(QUEUE, lock))
-    world.wait(seconds=40)
-    assert receive(world, session=lock) == []
-    complete(world, locked)
-
-
-def test_a_lapsed_session_cannot_be_renewed(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.wait(seconds=61)
-    with pytest.raises(LOCK_LOST):
-        world.ask(RenewSession(QUEUE, lock))
-
-
-def test_a_lapsed_session_gives_its_messages_to_the_next_holder(world: World) -> None:
-    sessions(world)
-    send(world, of("s", "a"), of("s", "b"))
-    receive(world, session=accept(world, "s"))
-    world.wait(seconds=61)
-    assert bodies(receive(world, session=accept(world))) == ["a", "b"]
-
-
-def test_a_message_of_a_lapsed_session_cannot_be_settled(world: World) -> None:
-    sessions(world)
-    send(world, of("s"))
-    locked = receive_one(world, session=accept(world, "s"))
-    world.wait(seconds=61)
-    with pytest.raises(MessagingError):
-        complete(world, locked)
-    assert bodies(peek(world)) == ["a"]
-
-
-def test_a_released_session_can_be_accepted_at_once(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(ReleaseSession(QUEUE, lock))
-    accept(world, "s")
-
-
-def test_a_released_session_gives_its_locked_messages_back(world: World) -> None:
-    sessions(world)
-    send(world, of("s", "a"), of("s", "b"))
-    lock = accept(world, "s")
-    found = receive_one(world, session=lock)
-    world.ask(ReleaseSession(QUEUE, lock))
-    with pytest.raises(MessagingError):
-        complete(world, found)
-    assert bodies(receive(world, session=accept(world, "s"))) == ["a", "b"]
-
-
-def test_a_released_session_is_no_longer_locked(world: World) -> None:
-    sessions(world)
-    send(world, of("s"))
-    lock = accept(world, "s")
-    world.ask(ReleaseSession(QUEUE, lock))
-    with pytest.raises(LOCK_LOST):
-        receive(world, session=lock)
-    with pytest.raises(LOCK_LOST):
-        world.ask(ReleaseSession(QUEUE, lock))
-
-
-def test_the_old_lock_does_not_work_for_the_next_holder(world: World) -> None:
-    sessions(world)
-    send(world, of("s"))
-    old = accept(world, "s")
-    world.wait(seconds=61)
-    new = accept(world, "s")
-    with pytest.raises(LOCK_LOST):
-        receive(world, session=old)
-    assert bodies(receive(world, session=new)) == ["a"]
-
-
-STRANGER = SessionLock("s", UUID(int=7))
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        Receive(QUEUE, session=STRANGER),
-        ReceiveDeferred(QUEUE, [1], session=STRANGER),
-        RenewSession(QUEUE, STRANGER),
-        ReleaseSession(QUEUE, STRANGER),
-        GetSessionState(QUEUE, STRANGER),
-        SetSessionState(QUEUE, STRANGER, b"x"),
-    ],
-    ids=lambda command: type(command).__name__,
-)
-def test_a_stranger_has_no_access_to_a_session(
-    world: World, command: Receive | RenewSession
-) -> None:
-    sessions(world)
-    send(world, of("s"))
-    accept(world, "s")
-    with pytest.raises(LOCK_LOST):
-        world.ask(command)
-
-
-def test_the_lock_of_one_session_does_not_open_another(world: World) -> None:
-    sessions(world)
-    send(world, of("red"), of("blue"))
-    red = accept(world, "red")
-    accept(world, "blue")
-    with pytest.raises(LOCK_LOST):
-        receive(world, session=SessionLock("blue", red.lock_token))
-
-
-# -- state -------------------------------------------------------------------------------------
-
-
-def test_a_new_session_has_no_state(world: World) -> None:
-    sessions(world)
-    assert world.ask(GetSessionState(QUEUE, accept(world, "s"))) is None
-
-
-def test_the_state_of_a_session_is_kept(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(SetSessionState(QUEUE, lock, b"\x00half way"))
-    assert world.ask(GetSessionState(QUEUE, lock)) == b"\x00half way"
-
-
-def test_the_state_of_a_session_outlives_its_holder(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(SetSessionState(QUEUE, lock, b"half way"))
-    world.wait(days=30)
-    assert world.ask(GetSessionState(QUEUE, accept(world, "s"))) == b"half way"
-
-
-def test_each_session_has_its_own_state(world: World) -> None:
-    sessions(world)
-    world.ask(SetSessionState(QUEUE, accept(world, "red"), b"red"))
-    assert world.ask(GetSessionState(QUEUE, accept(world, "blue"))) is None
-
-
-def test_state_none_removes_the_state(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(SetSessionState(QUEUE, lock, b"half way"))
-    world.ask(SetSessionState(QUEUE, lock, None))
-    assert world.ask(GetSessionState(QUEUE, lock)) is None
-
-
-def test_empty_state_is_a_state(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(SetSessionState(QUEUE, lock, b""))
-    assert world.ask(GetSessionState(QUEUE, lock)) == b""
-
-
-def test_the_state_of_a_lapsed_session_cannot_be_set(world: World) -> None:
-    sessions(world)
-    lock = accept(world, "s")
-    world.wait(seconds=61)
-    with pytest.raises(LOCK_LOST):
-        world.ask(SetSessionState(QUEUE, lock, b"late"))
-
-
-def test_state_has_a_size_limit(world: World) -> None:
-    world.need(Capability.WHOLE_BATCHES)
-    sessions(world)
-    lock = accept(world, "s")
-    world.ask(SetSessionState(QUEUE, lock, b"x" * MAX_SESSION_STATE_BYTES))
-    with pytest.raises(InvalidArgumentError):
-        world.ask(SetSessionState(QUEUE, lock, b"x" * (MAX_SESSION_STATE_BYTES + 1)))
-
-
-# -- elsewhere ---------------------------------------------------------------------------------
-
-
 def test_a_subscription_may_require_sessions(world: World) -> None:
     topic(world)
     path = subscription(world, "sport", requires_session=True)
@@ -561,87 +334,3 @@ def test_the_error_about_a_session_that_stays_locked_says_so(
         refused.result(timeout=30)
     assert text in str(caught.value)
     assert caught.value.is_transient
-
-
-# -- listing and browsing --------------------------------------------------------------------------
-
-
-def in_session(world: World, name: str, *bodies: str) -> None:
-    send(world, *(of(name, body) for body in bodies))
-
-
-def listed(world: World, **options: Any) -> list[str]:
-    return list(world.ask(ListSessions(QUEUE, **options)))
-
-
-def keep(world: World, name: str, state: bytes | None) -> None:
-    lock = accept(world, name)
-    world.ask(SetSessionState(QUEUE, lock, state))
-    world.ask(ReleaseSession(QUEUE, lock))
-
-
-def test_sessions_with_messages_or_a_state_are_listed(world: World) -> None:
-    sessions(world)
-    in_session(world, "a", "1", "2")
-    in_session(world, "b", "3")
-    keep(world, "b", b"state")
-    keep(world, "c", b"state")
-    keep(world, "d", None)
-    lock = accept(world, "e")
-    assert sorted(listed(world)) == ["a", "b", "c"]
-    world.ask(ReleaseSession(QUEUE, lock))
-
-
-def test_a_session_is_listed_until_its_last_message_is_gone(world: World) -> None:
-    sessions(world)
-    in_session(world, "a", "1")
-    send(world, of("b", scheduled_enqueue_time_utc=later(world, hours=1)))
-    lock = accept(world, "a")
-    locked = receive_one(world, session=lock)
-    assert listed(world) == ["a"]
-    complete(world, locked)
-    assert listed(world) == []
-    world.wait(hours=1)
-    assert listed(world) == ["b"]
-
-
-def test_sessions_are_listed_in_pages(world: World) -> None:
-    sessions(world)
-    names = [f"s{number}" for number in range(7)]
-    for name in names:
-        in_session(world, name, "1")
-    pages = [listed(world, skip=skip, max_sessions=3) for skip in (0, 3, 6, 9)]
-    assert [len(page) for page in pages] == [3, 3, 1, 0]
-    assert sorted(name for page in pages for name in page) == names
-
-
-def test_sessions_are_listed_by_the_time_of_their_state(world: World) -> None:
-    sessions(world)
-    in_session(world, "a", "1")
-    keep(world, "b", b"old")
-    before = world.clock.now()
-    world.wait(seconds=1)
-    keep(world, "c", b"new")
-    assert listed(world, state_updated_after_utc=before) == ["c"]
-    assert listed(world, state_updated_after_utc=before - HOUR) == ["b", "c"]
-
-
-def test_an_entity_without_sessions_lists_none(world: World) -> None:
-    queue(world)
-    with pytest.raises(InvalidOperationError, match="has no sessions"):
-        listed(world)
-    with pytest.raises(InvalidOperationError, match="has no sessions"):
-        world.ask(Peek(QUEUE, session_id="a"))
-
-
-def test_a_session_is_browsed_however_many_messages_others_have(world: World) -> None:
-    sessions(world)
-    world.ask(Send(QUEUE, [message(session_id="many") for _ in range(3000)]))
-    in_session(world, "few", "1", "2", "3")
-    world.ask(Send(QUEUE, [message(session_id="many") for _ in range(3000)]))
-    found = to_messages(world.ask(Peek(QUEUE, 0, 2, session_id="few")))
-    assert bodies(found) == ["1", "2"]
-    assert found[-1].sequence_number is not None
-    rest = Peek(QUEUE, found[-1].sequence_number + 1, 10, session_id="few")
-    assert bodies(to_messages(world.ask(rest))) == ["3"]
-    assert to_messages(world.ask(Peek(QUEUE, 0, 10, session_id="nobody"))) == []

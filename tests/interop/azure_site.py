@@ -1,22 +1,22 @@
-"""A namespace at `sb://` for tests: its server runs in this process and refuses what it is told."""
+"""A namespace at `sb://` for tests: its server is in this process and refuses what a test names."""
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from tests.contracts.keys import ROOT
 from tests.contracts.service_bus import Certificate, service_bus
+from tests.namespaces import engine_settings
 from twinbus import QueueDescription
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.azure import AzureNamespace
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import Command, CreateEntity, PutKey
+from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.protocol.requests import Request
 
 QUEUE = "orders"
@@ -67,17 +67,21 @@ class Site:
         self.broker.ask(CreateEntity(QueueDescription(path=path, **settings)))
         return path
 
+    def fresh_queue(self) -> str:
+        """Make a queue for one test, and refuse nothing."""
+        self.relent()
+        return self.queue(f"queue-{uuid4().hex}")
+
 
 @contextmanager
 def site(folder: Path) -> Iterator[Site]:
     clock = ManualClock(datetime.now(UTC))  # the SDK alone signs tokens by the time of day
-    settings = EngineSettings(directory=folder / "namespace", ledger=NO_LEDGER)
-    with RefusingNamespace(settings, clock) as broker:
+    with RefusingNamespace(engine_settings(folder / "namespace"), clock) as broker:
         broker.refusals, broker.counts = {}, {}
-        broker.ask(PutKey(ROOT))
         with service_bus(broker, clock, Certificate(folder)) as connection:
             made = Site(broker, connection, clock)
             try:
                 yield made
             finally:
                 made.azure.close()
+    gc.collect()  # the SDK drops the sockets of lost connections

@@ -5,7 +5,7 @@ therefore keeps all that it made until its module ends, and closes them side by 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tests.waiting import until
 from twinbus import MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 
@@ -53,6 +54,11 @@ def sdk_string(server: Reachable, key_name: str = "", key: str = "") -> str:
 
 def in_seconds(seconds: float) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+def await_moment(moment: datetime) -> None:
+    """Return when a moment has passed for the broker, too."""
+    until(lambda: in_seconds(-CLOCK_SLACK_S) > moment, f"it is later than {moment}")
 
 
 class Bus:
@@ -190,9 +196,6 @@ def _text(value: Any, name: Any = None) -> Any:
     return value.decode() if isinstance(value, bytes) and not is_binary else value
 
 
-def until(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    """Wait for something to become so."""
-    deadline = time.monotonic() + patience_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def named(properties: Any, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the properties that have a wanted value."""
+    return {name: getattr(properties, name) for name in wanted}

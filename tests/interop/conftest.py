@@ -3,11 +3,15 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.interop.bus import Bus
 from tests.scenarios.server_process import Server
+
+if TYPE_CHECKING:
+    from azure.servicebus.management import ServiceBusAdministrationClient
 
 # The SDK drops the sockets of refused and of lost connections without closing them.
 DROPPED = (
@@ -40,6 +44,11 @@ def bus(shared_server: Server) -> Iterator[Bus]:
     made.close()
     del made
     gc.collect()  # dropped sockets, while their warnings are expected
+
+
+@pytest.fixture(scope="module")
+def admin(bus: Bus) -> "ServiceBusAdministrationClient":
+    return bus.admin
 
 
 @pytest.fixture

@@ -1,37 +1,22 @@
-"""The unmodified administration client of the SDK manages a Twinbus server over HTTPS."""
+"""The unmodified administration client of the SDK manages entities of a server over HTTPS."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tests.interop.bus import Bus, in_seconds, sdk_string, take, take_one, until
-from twinbus import Claim
+from tests.interop.bus import Bus, in_seconds, named, take, take_one
+from tests.waiting import until
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
-from azure.core.exceptions import (
-    ClientAuthenticationError,
-    HttpResponseError,
-    ResourceExistsError,
-    ResourceNotFoundError,
-    ServiceRequestError,
-)
+from azure.core.exceptions import ResourceNotFoundError
 from azure.servicebus import ServiceBusMessage
-from azure.servicebus.exceptions import ServiceBusAuthenticationError, ServiceBusAuthorizationError
-from azure.servicebus.management import (
-    AccessRights,
-    AuthorizationRule,
-    CorrelationRuleFilter,
-    FalseRuleFilter,
-    ServiceBusAdministrationClient,
-    SqlRuleAction,
-    SqlRuleFilter,
-    TrueRuleFilter,
-)
+from azure.servicebus.management import FalseRuleFilter, ServiceBusAdministrationClient
 
 MINUTE = timedelta(minutes=1)
+
+
 QUEUE: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "dead_lettering_on_message_expiration": True,
@@ -48,6 +33,8 @@ QUEUE: dict[str, Any] = {
     "user_metadata": "of <sales> & 'services' \u00e9",
     "status": "ReceiveDisabled",
 }
+
+
 QUEUE_UPDATE: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=2),
     "dead_lettering_on_message_expiration": False,
@@ -61,6 +48,8 @@ QUEUE_UPDATE: dict[str, Any] = {
     "user_metadata": "changed",
     "status": "Active",
 }
+
+
 TOPIC: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "default_message_time_to_live": timedelta(hours=3),
@@ -75,6 +64,8 @@ TOPIC: dict[str, Any] = {
     "user_metadata": "a topic",
     "status": "SendDisabled",
 }
+
+
 TOPIC_UPDATE: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=2),
     "default_message_time_to_live": timedelta(hours=4),
@@ -86,6 +77,8 @@ TOPIC_UPDATE: dict[str, Any] = {
     "user_metadata": "changed",
     "status": "Active",
 }
+
+
 SUBSCRIPTION: dict[str, Any] = {
     "auto_delete_on_idle": timedelta(days=1),
     "dead_lettering_on_message_expiration": True,
@@ -113,17 +106,7 @@ SUBSCRIPTION_UPDATE: dict[str, Any] = {
 }
 
 
-def named(properties: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the properties that have a wanted value."""
-    return {name: getattr(properties, name) for name in wanted}
-
-
-@pytest.fixture(scope="module")
-def admin(bus: Bus) -> ServiceBusAdministrationClient:
-    return bus.admin
-
-
-# -- queues, topics, subscriptions ---------------------------------------------------------------
+# -- queues, topics, subscriptions -----------------------------------------------------------------
 
 
 def test_a_queue_has_every_property_that_it_was_created_with(
@@ -149,7 +132,7 @@ def test_a_queue_has_every_property_that_it_was_updated_with(
     assert admin.get_queue(path).max_delivery_count == 4
 
 
-def test_what_an_update_leaves_out_gets_its_default(
+def test_a_setting_that_an_update_leaves_out_gets_its_default(
     bus: Bus, admin: ServiceBusAdministrationClient
 ) -> None:
     path = bus.name()
@@ -244,7 +227,7 @@ def test_the_namespace_describes_itself(admin: ServiceBusAdministrationClient) -
     assert found.created_at_utc <= datetime.now(UTC)  # type: ignore[operator]
 
 
-# -- lists ---------------------------------------------------------------------------------------
+# -- lists -----------------------------------------------------------------------------------------
 
 
 def test_lists_come_in_pages(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
@@ -281,7 +264,7 @@ def test_a_page_has_at_most_a_hundred_entries(
     assert len(list(admin.list_subscriptions(topic, max_page_size=1000))) == 101
 
 
-# -- what entities hold --------------------------------------------------------------------------
+# -- what entities hold ----------------------------------------------------------------------------
 
 
 def test_runtime_properties_count_messages(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
@@ -316,172 +299,7 @@ def test_runtime_properties_of_topics_and_subscriptions(
     assert counts == [1, 1]
 
 
-# -- rules ---------------------------------------------------------------------------------------
-
-VALUES: dict[str, Any] = {
-    "text": "a <b> & c",
-    "small": -3,
-    "large": 2**40,
-    "real": 2.5,
-    "yes": True,
-    "moment": datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC),
-    "span": timedelta(hours=1, minutes=30),
-}
-CORRELATION: dict[str, Any] = {
-    "correlation_id": "c",
-    "message_id": "m",
-    "to": "t",
-    "reply_to": "r",
-    "label": "l",
-    "session_id": "s",
-    "reply_to_session_id": "rs",
-    "content_type": "text/plain",
-}
-
-
-@pytest.fixture(scope="module")
-def subscription(bus: Bus) -> str:
-    topic = bus.name()
-    bus.admin.create_topic(topic)
-    bus.admin.create_subscription(topic, "rules")
-    return topic
-
-
-def test_a_subscription_begins_with_a_rule_that_takes_everything(
-    admin: ServiceBusAdministrationClient, subscription: str
-) -> None:
-    rule = admin.get_rule(subscription, "rules", "$Default")
-    assert isinstance(rule.filter, TrueRuleFilter)
-    assert rule.action is None
-    assert rule.created_at_utc <= datetime.now(UTC)  # type: ignore[operator]
-
-
-def test_a_sql_rule_keeps_its_parameters_and_their_types(
-    admin: ServiceBusAdministrationClient, subscription: str
-) -> None:
-    parameters = {f"@{name}": value for name, value in VALUES.items()}
-    chosen = SqlRuleFilter("a < @small AND b = @text", parameters)
-    action = SqlRuleAction("SET c = @text", {"@text": "x"})
-    admin.create_rule(subscription, "rules", "sql", filter=chosen, action=action)
-    rule = admin.get_rule(subscription, "rules", "sql")
-    assert isinstance(rule.filter, SqlRuleFilter)
-    assert (rule.filter.sql_expression, rule.filter.parameters) == (
-        chosen.sql_expression,
-        parameters,
-    )
-    assert isinstance(rule.action, SqlRuleAction)
-    assert (rule.action.sql_expression, rule.action.parameters) == ("SET c = @text", {"@text": "x"})
-
-
-def test_a_correlation_rule_keeps_its_fields_and_properties(
-    admin: ServiceBusAdministrationClient, subscription: str
-) -> None:
-    chosen = CorrelationRuleFilter(**CORRELATION, properties=VALUES)
-    admin.create_rule(subscription, "rules", "correlation", filter=chosen)
-    found = admin.get_rule(subscription, "rules", "correlation").filter
-    assert isinstance(found, CorrelationRuleFilter)
-    assert named(found, CORRELATION) == CORRELATION
-    assert found.properties == VALUES
-
-
-@pytest.mark.parametrize("kind", [TrueRuleFilter, FalseRuleFilter])
-def test_true_and_false_rules(
-    admin: ServiceBusAdministrationClient,
-    subscription: str,
-    kind: Callable[[], TrueRuleFilter | FalseRuleFilter],
-) -> None:
-    name = kind.__name__
-    admin.create_rule(subscription, "rules", name, filter=kind())
-    assert type(admin.get_rule(subscription, "rules", name).filter) is kind
-
-
-def test_a_rule_that_is_updated_selects_other_messages(
-    bus: Bus, admin: ServiceBusAdministrationClient
-) -> None:
-    topic = bus.name()
-    admin.create_topic(topic)
-    admin.create_subscription(topic, "s")
-    rule = admin.get_rule(topic, "s", "$Default")
-    admin.update_rule(topic, "s", rule, filter=SqlRuleFilter("colour = 'red'"))
-    sender = bus.keep(bus.sdk.get_topic_sender(topic))
-    for colour in ("red", "blue"):
-        message = ServiceBusMessage(colour, application_properties={"colour": colour})
-        sender.send_messages(message)
-    assert admin.get_subscription_runtime_properties(topic, "s").active_message_count == 1
-    admin.delete_rule(topic, "s", "$Default")
-    assert list(admin.list_rules(topic, "s")) == []
-    with pytest.raises(ResourceNotFoundError):
-        admin.update_rule(topic, "s", rule)
-
-
-# -- keys ----------------------------------------------------------------------------------------
-
-
-def rule_of(name: str, *rights: AccessRights, primary: str = "p" * 32) -> AuthorizationRule:
-    return AuthorizationRule(
-        type="SharedAccessAuthorizationRule",
-        claim_type="SharedAccessKey",
-        claim_value="None",
-        rights=list(rights),
-        key_name=name,
-        primary_key=primary,
-        secondary_key="s" * 32,
-    )
-
-
-def test_authorization_rules_are_keys_of_the_entity(
-    bus: Bus, admin: ServiceBusAdministrationClient
-) -> None:
-    path = bus.name()
-    rules = [rule_of("writer", AccessRights.SEND), rule_of("reader", AccessRights.LISTEN)]
-    queue = admin.create_queue(path, authorization_rules=rules)
-    found = {rule.key_name: rule for rule in queue.authorization_rules or []}
-    assert found["writer"].rights == ["Send"]
-    assert found["reader"].primary_key == "p" * 32
-    writer = bus.client("writer", "p" * 32, retry_total=0)
-    bus.sender(path, writer).send_messages(ServiceBusMessage("a"))
-    with pytest.raises(ServiceBusAuthorizationError):
-        bus.receiver(path, writer).receive_messages(max_wait_time=1)
-    assert len(take(bus.receiver(path, bus.client("reader", "s" * 32)))) == 1
-
-
-def test_an_update_replaces_the_keys_of_an_entity(
-    bus: Bus, admin: ServiceBusAdministrationClient
-) -> None:
-    path = bus.name()
-    rules = [rule_of("old", AccessRights.SEND), rule_of("kept", AccessRights.LISTEN)]
-    queue = admin.create_topic(path, authorization_rules=rules)
-    queue.authorization_rules = [
-        rule_of("kept", AccessRights.MANAGE, AccessRights.SEND, AccessRights.LISTEN),
-        AuthorizationRule(key_name="drawn", rights=[AccessRights.SEND]),
-    ]
-    admin.update_topic(queue)
-    keys = {key.name: key for key in bus.manager.list_keys() if key.entity_path == path}
-    assert set(keys) == {"kept", "drawn"}
-    assert keys["kept"].has(Claim.MANAGE)
-    assert len(keys["drawn"].primary) > 30
-    with pytest.raises((ServiceBusAuthenticationError, ServiceBusAuthorizationError)):
-        bus.sender(path, bus.client("old", "p" * 32, retry_total=0)).send_messages(
-            ServiceBusMessage("a")
-        )
-    queue = admin.get_topic(path)
-    queue.authorization_rules = []
-    admin.update_topic(queue)
-    assert not any(key.entity_path == path for key in bus.manager.list_keys())
-
-
-def test_an_entity_whose_keys_are_refused_is_not_created(
-    bus: Bus, admin: ServiceBusAdministrationClient
-) -> None:
-    path = bus.name()
-    with pytest.raises(HttpResponseError, match="secret of key short"):
-        admin.create_queue(
-            path, authorization_rules=[rule_of("short", AccessRights.SEND, primary="x")]
-        )
-    assert not bus.manager.queue_exists(path)
-
-
-# -- forwarding ----------------------------------------------------------------------------------
+# -- forwarding ------------------------------------------------------------------------------------
 
 
 def test_a_queue_forwards_where_its_creator_may_send(
@@ -545,116 +363,6 @@ def test_a_subscription_forwards_its_dead_letters(
     found = admin.get_subscription(topic, "s")
     assert (found.forward_dead_lettered_messages_to or "").endswith(target)
     assert found.forward_dead_lettered_messages_to == made.forward_dead_lettered_messages_to
-
-
-# -- errors --------------------------------------------------------------------------------------
-
-
-def test_what_exists_cannot_be_created(bus: Bus, admin: ServiceBusAdministrationClient) -> None:
-    topic = bus.name()
-    admin.create_topic(topic)
-    admin.create_subscription(topic, "s")
-    for create in (
-        lambda: admin.create_topic(topic),
-        lambda: admin.create_queue(topic.upper()),
-        lambda: admin.create_subscription(topic, "S"),
-        lambda: admin.create_rule(topic, "s", "$default"),
-    ):
-        with pytest.raises(ResourceExistsError):
-            create()
-
-
-def test_what_does_not_exist_is_not_found(
-    bus: Bus, admin: ServiceBusAdministrationClient, subscription: str
-) -> None:
-    queue = admin.create_queue(bus.name())
-    admin.delete_queue(queue.name)
-    for use in (
-        lambda: admin.get_queue("nothing"),
-        lambda: admin.update_queue(queue),
-        lambda: admin.delete_queue("nothing"),
-        lambda: admin.get_topic_runtime_properties("nothing"),
-        lambda: admin.create_subscription("nothing", "s"),
-        lambda: admin.get_subscription(subscription, "nothing"),
-        lambda: admin.delete_subscription(subscription, "nothing"),
-        lambda: admin.get_rule(subscription, "rules", "nothing"),
-        lambda: admin.delete_rule(subscription, "rules", "nothing"),
-        lambda: list(admin.list_subscriptions("nothing")),
-        lambda: list(admin.list_rules(subscription, "nothing")),
-    ):
-        with pytest.raises(ResourceNotFoundError):
-            use()
-
-
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ({"lock_duration": timedelta(hours=1)}, "lock_duration"),
-        ({"max_delivery_count": 0}, "max_delivery_count"),
-        ({"max_size_in_megabytes": 10**9}, "max_size_in_megabytes"),
-        ({"max_message_size_in_kilobytes": 1024}, "MaxMessageSizeInKilobytes"),
-        ({"user_metadata": "x" * 1025}, "user_metadata"),
-        ({"status": "Renaming"}, "Status"),
-        ({"forward_dead_lettered_messages_to": "two words"}, "forward_dead_lettered_messages_to"),
-    ],
-    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
-)
-def test_a_bad_value_is_refused_and_named(bus: Bus, settings: dict[str, Any], text: str) -> None:
-    path = bus.name()
-    with pytest.raises(HttpResponseError, match=text) as refused:
-        bus.admin.create_queue(path, **settings)
-    assert refused.value.status_code == 400
-    assert not bus.manager.queue_exists(path)
-
-
-@pytest.mark.parametrize("name", ["two words", "$odd", "a//b", "..", "x" * 261, "a/subscriptions"])
-def test_a_bad_name_is_refused(bus: Bus, name: str) -> None:
-    with pytest.raises(HttpResponseError):
-        bus.admin.create_queue(name)
-
-
-def test_what_is_fixed_at_creation_cannot_be_updated(
-    bus: Bus, admin: ServiceBusAdministrationClient
-) -> None:
-    queue = admin.create_queue(bus.name())
-    queue.requires_session = True
-    with pytest.raises(HttpResponseError, match="fixed at creation"):
-        admin.update_queue(queue)
-
-
-def test_bad_sql_is_refused_with_its_reason(
-    admin: ServiceBusAdministrationClient, subscription: str
-) -> None:
-    with pytest.raises(HttpResponseError, match=r"(?i)sql") as refused:
-        admin.create_rule(subscription, "rules", "bad", filter=SqlRuleFilter("colour = "))
-    assert refused.value.status_code == 400
-
-
-def test_a_key_without_the_claim_manages_nothing(bus: Bus) -> None:
-    path = bus.queue()
-    key = bus.manager.create_key(f"{path}-sender", [Claim.SEND, Claim.LISTEN])
-    refused = bus.administration(key.name, key.primary)
-    for use in (
-        lambda: refused.get_queue(path),
-        lambda: refused.create_queue(bus.name()),
-        lambda: refused.delete_queue(path),
-        lambda: list(refused.list_queues()),
-        refused.get_namespace_properties,
-    ):
-        with pytest.raises(ClientAuthenticationError):
-            use()
-    with pytest.raises(ClientAuthenticationError):
-        bus.administration(key="wrong" * 8).get_queue(path)
-    assert bus.manager.queue_exists(path)
-
-
-def test_a_server_that_is_not_trusted_is_not_talked_to(bus: Bus) -> None:
-    text = sdk_string(bus.server)
-    with (
-        ServiceBusAdministrationClient.from_connection_string(text, retry_total=0) as stranger,
-        pytest.raises(ServiceRequestError, match="CERTIFICATE_VERIFY_FAILED"),
-    ):
-        stranger.get_queue("orders")
 
 
 def test_administration_is_metered_like_that_of_other_clients(bus: Bus) -> None:

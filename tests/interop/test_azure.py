@@ -1,6 +1,5 @@
 """A namespace at `sb://`: what is particular about it, beside the contract that it fulfils."""
 
-import gc
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,9 +17,11 @@ pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not 
 
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 
+from tests.inside import links_of
 from tests.interop.azure_site import QUEUE, Site, site
-from tests.interop.bus import properties, take_one, until
+from tests.interop.bus import properties, take_one
 from tests.interop.cutting_relay import cutting_relay
+from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
@@ -76,13 +77,11 @@ HOUR = timedelta(hours=1)
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("azure")) as made:
         yield made
-    gc.collect()  # the SDK drops the sockets of lost connections
 
 
 @pytest.fixture
 def path(bus: Site) -> str:
-    bus.relent()
-    return bus.queue(f"queue-{uuid4().hex}")
+    return bus.fresh_queue()
 
 
 def sent(bus: Site, path: str) -> list[BrokeredMessage]:
@@ -97,7 +96,7 @@ def started(bus: Site, command: Receive) -> "Future[Any]":
     return future
 
 
-# -- sending -----------------------------------------------------------------------------------
+# -- sending ---------------------------------------------------------------------------------------
 
 
 def test_every_type_of_property_survives_the_way_there_and_back(bus: Site, path: str) -> None:
@@ -178,7 +177,7 @@ def test_submitted_sends_to_one_entity_keep_their_order(bus: Site, path: str) ->
     assert [int(message.body) for message in sent(bus, path)] == list(range(100))
 
 
-def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
+def test_a_message_of_sdk_code_keeps_its_types_when_it_is_sent_on(bus: Site, path: str) -> None:
     """As a syphon does that brings a message of SDK code home."""
     home = bus.queue(f"home-{uuid4().hex}")
     text = bus.connection.to_text().replace("CaFile", "X")
@@ -192,7 +191,7 @@ def test_what_sdk_code_sends_keeps_its_types_when_it_is_sent_on(bus: Site, path:
             assert properties(take_one(receiver)) == {"int": 7, "text": "seven"}
 
 
-# -- receiving ---------------------------------------------------------------------------------
+# -- receiving -------------------------------------------------------------------------------------
 
 
 def test_a_long_receive_holds_up_nothing_else(bus: Site, path: str) -> None:
@@ -302,14 +301,14 @@ def test_an_idle_link_is_closed(bus: Site, path: str, monkeypatch: pytest.Monkey
     mode = ReceiveMode.RECEIVE_AND_DELETE
     azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
     azure.ask(Receive(path, mode=mode), 10)
-    assert azure._links.sweep() == 2
+    assert links_of(azure).sweep() == 2
     monkeypatch.setattr(azure_links, "AZURE_IDLE_S", 0.0)
-    assert azure._links.sweep() == 0
+    assert links_of(azure).sweep() == 0
     azure.ask(Send(path, [BrokeredMessage(b"b")]), 10)
     azure.close()
 
 
-# -- management --------------------------------------------------------------------------------
+# -- management ------------------------------------------------------------------------------------
 
 
 def test_a_backlog_queue_is_made_exactly_as_specified(bus: Site) -> None:
@@ -336,7 +335,9 @@ def test_a_queue_that_is_created_anew_has_another_birth(bus: Site) -> None:
 
 
 @pytest.mark.parametrize("command", [LeaseRange(QUEUE, "me", 1), ReadMeter(), ListKeys()])
-def test_what_service_bus_cannot_do_is_refused_by_name(bus: Site, command: Any) -> None:
+def test_a_command_that_service_bus_cannot_execute_is_refused_by_name(
+    bus: Site, command: Any
+) -> None:
     with pytest.raises(UnsupportedCapabilityError) as caught:
         bus.azure.ask(command, 10)
     assert Capability[str(caught.value.capability)] not in CAPABILITIES
@@ -358,7 +359,7 @@ def test_factory_and_manager_are_reached_by_connection_string_alone(bus: Site, p
         assert manager.get_runtime_properties(path).active_message_count == 0
 
 
-# -- ways in -----------------------------------------------------------------------------------
+# -- ways in ---------------------------------------------------------------------------------------
 
 
 def test_tls_with_an_authority_of_ones_own(bus: Site, path: str) -> None:
@@ -435,9 +436,10 @@ def test_no_error_shows_the_key(bus: Site) -> None:
 
 def test_a_forked_process_has_links_of_its_own(bus: Site, path: str) -> None:
     bus.azure.ask(Send(path, [BrokeredMessage(b"a")]), 10)
-    old = bus.azure._links
-    bus.azure._begin()  # what runs in the child
-    assert bus.azure._links is not old
+    old = links_of(bus.azure)
+    # what runs in a forked child, where no test could look
+    bus.azure._begin()
+    assert links_of(bus.azure) is not old
     bus.azure.ask(Send(path, [BrokeredMessage(b"b")]), 10)
     for link in old.close():
         link.close()

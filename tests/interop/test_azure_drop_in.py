@@ -27,8 +27,9 @@ from azure.servicebus.exceptions import (
     ServiceBusError,
 )
 
-from tests.interop.bus import body, in_seconds, properties, sdk_string, take, until
+from tests.interop.bus import body, in_seconds, properties, sdk_string, take
 from tests.scenarios.server_process import Server
+from tests.waiting import until
 from twinbus import RetryPolicy
 from twinbus.azure import PairedServiceBusClient, PairedWith
 from twinbus.azure.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
@@ -39,6 +40,7 @@ from twinbus.pairing.health import HealthState
 from twinbus.testing import Mover
 from twinbus.testing.pausing import pause_process, resume_process
 
+PAUSE_S = 0.002  # between two sends
 TRY = timedelta(seconds=2)
 SLACK_S = 3.0  # of a busy machine
 POLICY = RetryPolicy(try_timeout=TRY, operation_timeout=timedelta(seconds=20))
@@ -156,7 +158,7 @@ class Application:
 
     def _run(self) -> None:
         number = 0
-        while not self._stop.is_set():
+        while not self._stop.wait(PAUSE_S):
             began = time.monotonic()
             try:
                 self._sender.send_messages(ServiceBusMessage(str(number)))
@@ -166,7 +168,6 @@ class Application:
                 self.acknowledged.append(str(number))
             self.longest_s = max(self.longest_s, time.monotonic() - began)
             number += 1
-            time.sleep(0.002)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -179,10 +180,10 @@ class Application:
     def go_on(self, count: int = 50) -> None:
         """Wait until so many more messages were acknowledged."""
         target = len(self.acknowledged) + count
-        until(lambda: len(self.acknowledged) >= target, 30)
+        until(lambda: len(self.acknowledged) >= target)
 
 
-# -- the same lines ----------------------------------------------------------------------------
+# -- the same lines --------------------------------------------------------------------------------
 
 
 def test_a_paired_client_is_a_client_of_the_sdk(shared: Site) -> None:
@@ -300,7 +301,7 @@ def test_a_closed_sender_sends_no_more(shared: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
-# -- credentials -------------------------------------------------------------------------------
+# -- credentials -----------------------------------------------------------------------------------
 
 
 class FakeIdentity:
@@ -459,7 +460,7 @@ def test_a_connection_string_of_one_entity_opens_no_sender_to_another(shared: Si
             asyncio.run(closing)
 
 
-# -- outages -----------------------------------------------------------------------------------
+# -- outages ---------------------------------------------------------------------------------------
 
 
 def test_sends_go_on_when_the_primary_is_killed_and_nothing_is_lost(own: Site) -> None:
@@ -469,7 +470,7 @@ def test_sends_go_on_when_the_primary_is_killed_and_nothing_is_lost(own: Site) -
             own.kill()
             application.go_on()
             own.primary.start(ENTITIES)
-            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY, 30)
+            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY)
             application.go_on()
         assert application.failed == []
         assert application.longest_s < TRY.total_seconds() + SLACK_S
@@ -486,7 +487,7 @@ def test_sends_go_on_when_the_primary_stops_answering(own: Site) -> None:
             own.pause(on=True)
             application.go_on()
             own.pause(on=False)
-            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY, 30)
+            until(lambda: client.pairing.status()[0].state is HealthState.HEALTHY)
             application.go_on()
         assert application.failed == []
         assert application.longest_s < TRY.total_seconds() + SLACK_S
@@ -543,7 +544,7 @@ def test_code_on_the_sdk_keeps_its_order_through_an_outage(own: Site) -> None:
             own.bring_home()
             return client.pairing.status()[0].state is HealthState.HEALTHY
 
-        until(has_returned, 60)
+        until(has_returned)
         application.go_on()
     own.bring_home()
     first_places = list(dict.fromkeys(own.received()))  # sb:// may enqueue a message twice
@@ -564,7 +565,7 @@ def test_both_down_is_a_connection_error_of_the_sdk(own: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
-# -- asyncio -----------------------------------------------------------------------------------
+# -- asyncio ---------------------------------------------------------------------------------------
 
 
 def test_asyncio_code_on_the_sdk_gets_the_pairing_too(own: Site) -> None:

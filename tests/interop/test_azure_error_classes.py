@@ -21,6 +21,7 @@ from azure.core import exceptions as core
 from azure.servicebus import exceptions as sdk
 from azure.servicebus._pyamqp.error import AMQPException
 
+from tests.inside import open_links
 from tests.interop.azure_site import QUEUE, Site, site
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.amqp.conditions import AmqpError
@@ -92,7 +93,7 @@ def broken(bus: Site, harm: Callable[[Any], object]) -> BaseException:
     """Return what the SDK raises for a send on a link that is harmed as by a race."""
     with at(bus) as azure:
         azure.ask(SINGLE_SEND, 10)
-        [link] = [link for links in azure._links._idle.values() for link in links if link.is_open]
+        [link] = open_links(azure)
         harm(link.sdk)
         return _send_error(link)
 

@@ -13,6 +13,7 @@ pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not 
 
 import trustme
 
+from tests.inside import open_links
 from tests.interop.azure_site import QUEUE, Site, site
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.amqp.conditions import AmqpError
@@ -158,9 +159,7 @@ def test_an_entity_that_exists_cannot_be_created(bus: Site) -> None:
 
 def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(SINGLE_SEND, 10)
-    [link] = [link for links in bus.azure._links._idle.values() for link in links if link.is_open][
-        -1:
-    ]
+    link = open_links(bus.azure)[-1]
     link.sdk._handler._session = None  # as the SDK leaves it for a moment
     link.sdk._handler._link = None
     bus.azure.ask(SINGLE_SEND, 10)
@@ -168,9 +167,8 @@ def test_a_race_inside_the_sdk_while_a_link_ends_is_reopened_once(bus: Site) -> 
 
 def test_a_reset_of_an_idle_connection_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(SINGLE_SEND, 10)
-    for links in bus.azure._links._idle.values():
-        for link in (link for link in links if link.is_open):
-            link.sdk._handler._connection._transport.sock.close()
+    for link in open_links(bus.azure):
+        link.sdk._handler._connection._transport.sock.close()
     bus.azure.ask(SINGLE_SEND, 10)
 
 
@@ -198,7 +196,7 @@ def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
     assert busy_scope("Too many requests.", QUEUE) == QUEUE
 
 
-# -- the administration API --------------------------------------------------------------------
+# -- the administration API ------------------------------------------------------------------------
 
 
 class _Answers(http.server.BaseHTTPRequestHandler):
@@ -251,7 +249,7 @@ def test_a_status_of_the_administration_api_is_the_error_of_its_row(
     assert "refused" in caught.value.text
 
 
-def test_what_no_row_describes_is_a_messaging_error_that_counts() -> None:
+def test_a_failure_that_no_row_describes_is_a_messaging_error_that_counts() -> None:
     row = mapped(RuntimeError("never seen"))
     assert row.kind is MessagingError
     assert says_unavailable(row.kind("never seen"))

@@ -124,7 +124,7 @@ def test_every_operation_is_counted_with_its_purpose_and_its_load(
         (QUEUE, "Peek", "application", "ok"): (1, 0, 1),
         (QUEUE, "GetEntity", "management", "ok"): (1, 0, 1),
     }
-    of_broker = bus.broker.ask(ReadMeter()).to_pylist()  # the door cannot tell transfers apart
+    of_broker = bus.broker.ask(ReadMeter()).to_pylist()  # the door cannot distinguish transfers
     assert sent(of_broker) == sent(rows(folder))
 
 

@@ -1,6 +1,5 @@
 """A connection that goes silent, as behind a firewall or a NAT, is replaced by another one."""
 
-import gc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,9 +12,10 @@ import pytest
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
 from tests.contracts.service_bus import DROPPED
+from tests.inside import links_of
 from tests.interop.azure_site import Site, site
-from tests.interop.bus import until
 from tests.interop.cutting_relay import CuttingRelay, cutting_relay
+from tests.waiting import until
 from twinbus import BrokeredMessage
 from twinbus.amqp.conditions import AmqpError
 from twinbus.errors import OperationTimeoutError, SessionLockLostError
@@ -47,13 +47,11 @@ ENOUGH_S = 20.0
 def bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("azure")) as made:
         yield made
-    gc.collect()  # the SDK drops the sockets of lost connections
 
 
 @pytest.fixture
 def path(bus: Site) -> str:
-    bus.relent()
-    return bus.queue(f"queue-{uuid4().hex}")
+    return bus.fresh_queue()
 
 
 @contextmanager
@@ -110,9 +108,9 @@ def test_a_submitted_send_that_is_not_answered_is_the_last_of_its_connection(
 def test_the_idle_connections_beside_a_silent_one_are_replaced_too(bus: Site, path: str) -> None:
     with behind_relay(bus) as (azure, relay):
         key = LinkKey(path, LinkPurpose.SEND)
-        for link in [azure._links.take(key, 1) for _ in range(3)]:
+        for link in [links_of(azure).take(key, 1) for _ in range(3)]:
             link.open(ENOUGH_S)
-            azure._links.give_back(link)
+            links_of(azure).give_back(link)
         relay.silence()
         lost(azure, single_send(path))
         azure.ask(single_send(path), ENOUGH_S)
@@ -162,7 +160,7 @@ def test_a_receive_whose_end_is_not_confirmed_closes_its_link(
         assert azure.ask(Receive(path, mode=mode), ENOUGH_S).num_rows == 1
 
 
-def test_a_long_poll_hears_keep_alives_or_goes_on_with_another_connection(
+def test_a_long_poll_receives_keep_alives_or_goes_on_with_another_connection(
     bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(azure_sdk, "AZURE_KEEP_ALIVE_S", 1)

@@ -25,7 +25,7 @@ def test_the_how_to_works(bus: Bus, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "an order\n0\n"
 
 
-def test_the_page_for_those_who_come_from_the_sdk_works(
+def test_the_page_for_users_of_the_sdk_works(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     [block] = re.findall(

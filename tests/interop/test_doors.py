@@ -98,7 +98,7 @@ def test_native_clients_cancel_what_the_sdk_scheduled_and_the_other_way_round(bu
     assert bus.manager.get_runtime_properties(path).scheduled_message_count == 0
 
 
-def test_what_a_native_client_sends_on_reaches_the_sdk_unchanged(bus: Bus) -> None:
+def test_a_message_that_a_native_client_sends_on_reaches_the_sdk_unchanged(bus: Bus) -> None:
     first, second = bus.queue(), bus.queue()
     bus.sender(first).send_messages(
         AmqpAnnotatedMessage(
@@ -166,7 +166,7 @@ def test_both_kinds_of_client_share_a_queue_and_its_order(bus: Bus) -> None:
     assert bodies(take(bus.receiver(path), 6)) == [str(n).encode() for n in range(6)]
 
 
-def test_a_dead_letter_of_a_native_client_tells_the_sdk_why(bus: Bus) -> None:
+def test_a_dead_letter_of_a_native_client_has_its_reason_at_the_sdk(bus: Bus) -> None:
     path = bus.queue()
     send_natively(bus, path, BrokeredMessage(b"a"))
     take_natively(bus, path).dead_letter("bad", "very bad")

@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
-from tests.interop.bus import Bus, bodies, in_seconds, take, take_one, until
+from tests.interop.bus import Bus, await_moment, bodies, in_seconds, take, take_one
+from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, QueueDescription
 from twinbus.connection import ConnectionString, sign_token
 from twinbus.entities import EntityStatus
@@ -174,7 +176,7 @@ def test_an_expired_token_ends_its_links(bus: Bus) -> None:
     client = ServiceBusClient(host, AzureSasCredential(token), use_tls=False, retry_total=0)
     sender = bus.sender(path, client)
     sender.send_messages(message())
-    time.sleep(max(0.0, expires + 0.1 - time.time()))
+    await_moment(datetime.fromtimestamp(expires, UTC))
     with pytest.raises(ServiceBusError):
         sender.send_messages(message())
     assert bus.active(path) == 1

@@ -7,36 +7,20 @@ operation fails, or a connection is closed.
 import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.keys import ROOT
 from tests.interop.bus import Bus, bodies, body, take, take_one
+from tests.namespaces import address_of, door_of, embedded
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.amqp.conditions import AmqpError, Condition, Scope
-from twinbus.broker.turn.engine import EngineSettings
-from twinbus.clock import SystemClock
-from twinbus.connection import ConnectionString, Place
-from twinbus.errors import (
-    MessageLockLostError as LockLost,
-)
-from twinbus.errors import (
-    MessagingError,
-    NamespaceClosedError,
-    QuotaExceededError,
-    ServerBusyError,
-)
-from twinbus.errors import (
-    OperationTimeoutError as TimedOut,
-)
-from twinbus.ledger import NO_LEDGER
-from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol.commands import Peek, PutKey, Receive, Send, Settle
-from twinbus.server.door import Door
+from twinbus.errors import MessageLockLostError as LockLost
+from twinbus.errors import MessagingError, NamespaceClosedError, QuotaExceededError, ServerBusyError
+from twinbus.errors import OperationTimeoutError as TimedOut
+from twinbus.protocol.commands import Peek, Receive, Send, Settle
 from twinbus.testing.faults import Delay, Fault
 from twinbus.testing.server_faults import FaultyServer
 
@@ -105,18 +89,8 @@ class Local:
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     folder = tmp_path_factory.mktemp("faulty")
-    settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
-    with EmbeddedNamespace(settings) as namespace:
-        namespace.ask(PutKey(ROOT))
-        with closing(Door(namespace, SystemClock())) as door:
-            connection = ConnectionString(
-                place=Place.SERVER,
-                host="127.0.0.1",
-                port=door.port,
-                key_name=ROOT.name,
-                key=ROOT.primary,
-            )
-            yield Local(folder, connection.to_text(), door.port, FaultyServer(door))
+    with embedded(folder) as namespace, door_of(namespace) as door:
+        yield Local(folder, address_of(door).to_text(), door.port, FaultyServer(door))
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ class ProtonClient:
     def sender(self, address: str, session: Any = None) -> Link:
         link = (session or self.session).sender(f"sender-{next(_names)}")
         link.target.address = address
-        return self._open(link)
+        return self.open(link)
 
     def receiver(self, address: str, session: Any = None, reply_to: str = "") -> Link:
         """Attach a receiver in the mode peek-lock."""
@@ -139,9 +139,9 @@ class ProtonClient:
         link.target.address = reply_to
         link.snd_settle_mode = proton.Link.SND_UNSETTLED
         link.rcv_settle_mode = proton.Link.RCV_SECOND
-        return self._open(link)
+        return self.open(link)
 
-    def _open(self, link: Link) -> Link:
+    def open(self, link: Link) -> Link:
         link.open()
         self.until(lambda: bool(link.state & proton.Endpoint.REMOTE_ACTIVE))
         return link
@@ -416,7 +416,7 @@ def test_a_session_is_granted_by_name_and_the_next_by_null(bus: Bus, client: Pro
         link.source.filter.put_dict({proton.symbol("com.microsoft:session-filter"): wanted})
         link.snd_settle_mode = proton.Link.SND_UNSETTLED
         link.rcv_settle_mode = proton.Link.RCV_SECOND
-        client._open(link)
+        client.open(link)
         link.remote_source.filter.rewind()
         link.remote_source.filter.next()
         granted = link.remote_source.filter.get_object()

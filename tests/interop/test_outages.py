@@ -2,14 +2,14 @@
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.interop.bus import bodies, body, sdk_string, take, until
+from tests.interop.bus import bodies, body, sdk_string, take
 from tests.scenarios.server_process import Server
+from tests.waiting import until
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
@@ -68,11 +68,11 @@ def test_a_sender_goes_on_and_nothing_acknowledged_is_lost(
         try:
             for _ in range(2):
                 before = len(going.acknowledged)
-                until(lambda least=before + 20: len(going.acknowledged) >= least, 30)  # type: ignore[misc]
+                until(lambda least=before + 20: len(going.acknowledged) >= least)  # type: ignore[misc]
                 server.stop(number)
                 server.start()
             before = len(going.acknowledged)
-            until(lambda: len(going.acknowledged) >= before + 20, 30)
+            until(lambda: len(going.acknowledged) >= before + 20)
         finally:
             going.stop()
         running.result(timeout=30)
@@ -109,7 +109,7 @@ def test_a_waiting_receiver_gets_what_is_sent_after_a_restart(server: Server) ->
     ):
         receiver.peek_messages()
         waiting = pool.submit(receiver.receive_messages, 1, max_wait_time=20)
-        time.sleep(0.5)
+        until(lambda: server.open_receives == 1)
         server.stop()
         server.start()
         server.send(b"after")

@@ -47,7 +47,7 @@ def test_a_cancelled_message_never_appears(bus: Bus) -> None:
     assert bus.manager.get_runtime_properties(path).scheduled_message_count == 0
 
 
-def test_what_is_not_scheduled_cannot_be_cancelled(bus: Bus) -> None:
+def test_a_message_that_is_not_scheduled_cannot_be_cancelled(bus: Bus) -> None:
     sender = bus.sender(bus.queue(), bus.hasty)
     with pytest.raises(ServiceBusError):
         sender.cancel_scheduled_messages([77])

@@ -1,10 +1,8 @@
 """Whether there is a RabbitMQ to test against, and how to wait for it."""
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -34,14 +32,3 @@ def require_rabbitmq() -> None:
     if os.environ.get(NEEDED):
         pytest.fail(why)
     pytest.skip(why)
-
-
-def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    """Return the first true value of a condition; fail when none comes in time."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"it did not happen within {seconds} s")

@@ -65,7 +65,7 @@ def fragile(broker: RabbitBroker) -> Iterator[RabbitBroker]:
     with watched_broker() as fragile:
         with RabbitNamespace(ConnectionString.parse(fragile.connection_string())) as namespace:
             namespace.ask(CreateEntity(QueueDescription(path="orders")), 30)
-        time.sleep(SYNC_S)
+        time.sleep(SYNC_S)  # nothing outside RabbitMQ tells when it has written the queue
         yield fragile
 
 

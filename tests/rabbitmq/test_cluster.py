@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.rabbitmq.brokers import require_rabbitmq, until, watched_broker
+from tests.rabbitmq.brokers import require_rabbitmq, watched_broker
 from tests.rabbitmq.test_pairing import Maker, Site, embedded, maker
+from tests.waiting import until
 from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription
@@ -129,11 +130,11 @@ def _send_until_at_the_primary(site: Site, body: str) -> list[str]:
     sent: list[str] = []
 
     def is_at_the_primary() -> bool:
-        until(lambda: not site.is_diverting(), 90)
+        until(lambda: not site.is_diverting(), patience_s=90)
         sent.extend(_send(site, f"{body} {len(sent)}"))
         return not site.is_diverting()
 
-    until(is_at_the_primary, 90)
+    until(is_at_the_primary, patience_s=90)
     return sent
 
 
@@ -150,7 +151,7 @@ def _send_without_a_majority(site: Site, cluster: RabbitBroker) -> list[str]:
         node.launch()
     for node in cluster.nodes[1:]:
         node.wait()
-    until(lambda: not site.is_diverting(), 90)
+    until(lambda: not site.is_diverting(), patience_s=90)
     return sent + _send(site, "all up again")
 
 
@@ -174,7 +175,7 @@ def test_a_node_that_hangs_is_left_for_another_one(
     cluster.nodes[0].pause()
     try:
         site.send(*(f"paused {n}" for n in range(5)))
-        until(lambda: not site.is_diverting(), 160)
+        until(lambda: not site.is_diverting(), patience_s=160)
 
         def goes_by_another_node() -> bool:
             """Send; while a new leader is elected, RabbitMQ may refuse a message once more."""

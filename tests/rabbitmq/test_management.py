@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld
+from tests.waiting import until
 from twinbus import NamespaceManager
 from twinbus.entities import EntityStatus, QueueDescription, TopicDescription
 from twinbus.errors import (
@@ -180,5 +180,5 @@ def test_a_node_of_these_tests_restarts_the_supervisor_of_its_dead_letter_worker
     world: RabbitWorld, broker: RabbitBroker
 ) -> None:
     broker.node.evaluate(END_DEAD_LETTER_WORKERS)
-    until(lambda: "undefined" not in broker.node.evaluate("whereis(rabbit_fifo_dlx_sup)."), 20)
+    until(lambda: "undefined" not in broker.node.evaluate("whereis(rabbit_fifo_dlx_sup)."))
     world.ask(CreateEntity(QueueDescription(path="orders")))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.rabbitmq.brokers import until
+from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, RetryPolicy
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.rabbitmq.brokers import until
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,
@@ -24,11 +24,7 @@ from twinbus import (
 )
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, backlog_queue_path
-from twinbus.errors import (
-    EntityNotFoundError,
-    InvalidOperationError,
-    UnsupportedCapabilityError,
-)
+from twinbus.errors import EntityNotFoundError, InvalidOperationError, UnsupportedCapabilityError
 from twinbus.message import to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace

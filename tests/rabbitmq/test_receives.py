@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld
 from tests.rabbitmq.test_sends import make, received
+from tests.waiting import until
 from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
 from twinbus.entities import dead_letter_path
@@ -153,7 +153,8 @@ def test_completed_messages_are_gone_although_the_connection_ends(world: RabbitW
         assert batch.num_rows == 20
         some = batch.column("lock_token").slice(5, 10)
         namespace.ask(Settle("orders", some, Disposition.COMPLETE), 10)
-    left = until(lambda: waiting(world) == 40 and [m.body for m in received(world)])
+    until(lambda: waiting(world) == 40)
+    left = [message.body for message in received(world)]
     assert sorted(map(int, left)) == [*range(5), *range(15, 50)]
 
 

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.rabbitmq.brokers import until
 from tests.rabbitmq.conftest import RabbitWorld, TlsDoor
+from tests.waiting import until
 from twinbus import BrokeredMessage, RetryPolicy
 from twinbus.connection import ConnectionString
 from twinbus.entities import (

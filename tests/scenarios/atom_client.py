@@ -1,4 +1,4 @@
-"""An HTTP client of the administration API that sends what it is told, right or wrong."""
+"""An HTTP client of the administration API that sends any request, right or wrong."""
 
 import http.client
 import time

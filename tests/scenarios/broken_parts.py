@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import embedded
 from tests.scenarios.site import Site
 from twinbus.broker.accounts.throttle import Throttle
 from twinbus.broker.entities.directory import Directory
@@ -29,13 +30,10 @@ from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
 from twinbus.broker.turn import namespace as namespace_module
 from twinbus.broker.turn import queue_commands as queue_commands_module
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.broker.turn.sends import Sends
 from twinbus.clock import ManualClock, from_us
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys
 
 PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
@@ -194,6 +192,7 @@ def state_of(namespace: BrokerNamespace, *, without: tuple[str, ...] = ()) -> di
             continue
         found[path] = (entity.description, entity.updated_us)
         if entity.history is not None:
+            # a message id that was taken back wrongly shows only here
             found[f"{path} ids"] = sorted(entity.history._seen)
         if isinstance(entity, Subscription):
             found[f"{path} rules"] = sorted(rule.saved for rule in entity.rules.values())
@@ -233,6 +232,7 @@ def late_timers(site: Site) -> list[str]:
             *(waiter.deadline for waiter in queue.waiters),
         ]
         first = min(moments, default=NEVER_US)
+        # a late alarm would show as a delay of any length
         alarm = namespace._alarms._armed.get(queue.entity, NEVER_US)
         if first < NEVER_US and alarm > max(first, site.engine._now + queue.pause):
             found.append(f"{queue.path} is due at {first}, but its alarm is at {alarm}")
@@ -245,9 +245,8 @@ def reopened(site: Site, folder: Path, *, without: tuple[str, ...] = ()) -> dict
     """Return what a broker shows that is opened on a copy of the directory."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(site.directory, folder, ignore=shutil.ignore_patterns("reserve", "lock"))
-    settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
     clock = ManualClock(from_us(site.clock.now_us()))
-    with EmbeddedNamespace(settings, clock, threaded=False) as copy:
+    with embedded(folder, clock, threaded=False) as copy:
         engine = copy.engine
         assert engine.namespace.faults() == []
         return state_of(engine.namespace, without=without)

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from tests.scenarios.cli_words import connection, environment
+from tests.scenarios.entrance import enter
 from tests.scenarios.ledger_site import noted, small
 from tests.scenarios.server_process import Server
 from tests.scenarios.site import Site
 
-__all__ = ["connection", "environment", "noted", "small"]  # fixtures
+__all__ = ["connection", "enter", "environment", "noted", "small"]  # fixtures
 
 
 @pytest.fixture(scope="session", autouse=True)

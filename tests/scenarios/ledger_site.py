@@ -21,18 +21,12 @@ from tests.contracts.words import (
     settle,
     take,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.site import Site
 from twinbus import ledger
-from twinbus.errors import (
-    CommandFailedError,
-    EntityNotFoundError,
-    InvalidArgumentError,
-)
+from twinbus.errors import CommandFailedError, EntityNotFoundError, InvalidArgumentError
 from twinbus.ledger import LedgerKind, LedgerSettings
-from twinbus.protocol.commands import (
-    Disposition,
-    Receive,
-)
+from twinbus.protocol.commands import Disposition, Receive
 
 LEDGER = LedgerSettings()
 OPERATIONS, MESSAGES = LedgerKind.OPERATIONS, LedgerKind.MESSAGES
@@ -196,7 +190,7 @@ def dead_letter(site: Site, count: int = 1, path: str = QUEUE) -> None:
 
 
 def is_well(site: Site) -> bool:
-    return not site.engine._ledgers._is_sick
+    return not ledgers_of(site.engine)._is_sick
 
 
 def work(site: Site) -> None:

@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -114,6 +112,10 @@ class Server:
         return {family.name: family for family in families}
 
     @property
+    def open_receives(self) -> float:
+        return self.metrics()["twinbus_open_receives"].samples[0].value
+
+    @property
     def log(self) -> str:
         """What it wrote to standard error, over all its starts."""
         return (self.folder / "stderr.txt").read_text()
@@ -122,12 +124,3 @@ class Server:
         """Return the log lines of an event; the server must log as JSON."""
         lines = [json.loads(line) for line in self.log.splitlines()]
         return [line for line in lines if line.get("event") == name]
-
-
-def until(is_so: Callable[[], bool], tries: int = 500) -> None:
-    """Wait a little for something to become so."""
-    for _ in range(tries):
-        if is_so():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not become so")

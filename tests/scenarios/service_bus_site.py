@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from uuid import uuid4
 
+from tests.namespaces import embedded
 from twinbus.amqp.connection import AmqpConnection
 from twinbus.amqp.events import (
     Attached,
@@ -33,11 +34,9 @@ from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sasl import SaslClient, SaslCredentials
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.session import AmqpSession
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import Clock, SystemClock
 from twinbus.connection import sign_token
 from twinbus.entities import QueueDescription
-from twinbus.ledger import NO_LEDGER
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey
 from twinbus.protocol.keys import Claim, SharedAccessKey
@@ -76,8 +75,7 @@ class ServiceBusSite:
     ) -> Self:
         """Start a server, which ends with the stack."""
         clock = clock or SystemClock()
-        made = EngineSettings(directory=folder, ledger=NO_LEDGER, **settings)
-        namespace = stack.enter_context(EmbeddedNamespace(made, clock))
+        namespace = stack.enter_context(embedded(folder, clock, **settings))
         for path in (QUEUE, OTHER):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
         namespace.ask(PutKey(key("root", Claim.MANAGE)))

@@ -5,16 +5,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.namespaces import embedded
 from tests.scenarios.service_bus_site import SocketPeer, key
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.connection import Token
 from twinbus.entities import EntityDescription, QueueDescription
 from twinbus.errors import MessagingError, UnauthorizedError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import MAX_KEY_REPLY_BYTES
 from twinbus.message import BrokeredMessage
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import Admission
 from twinbus.protocol.commands import CreateEntity, Peek, Receive, Send
 from twinbus.protocol.keys import Claim
@@ -28,11 +26,8 @@ class Wire:
     """A namespace, the conversation with one client, and the guard that admits it."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        settings = EngineSettings(directory=folder, ledger=NO_LEDGER)
         self.clock = ManualClock(datetime.now(UTC))
-        self.namespace = stack.enter_context(
-            EmbeddedNamespace(settings, self.clock, threaded=False)
-        )
+        self.namespace = stack.enter_context(embedded(folder, self.clock, threaded=False))
         for description in (
             QueueDescription(path=QUEUE),
             QueueDescription(path=TALKS, requires_session=True),
@@ -148,8 +143,8 @@ class WirePeer(SocketPeer):
     """A client at the other end of a wire."""
 
     def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+        self.wire = wire
         super().__init__(0)
 
     def _connect(self, port: int) -> Wire:  # noqa: ARG002
-        return self._wire
+        return self.wire

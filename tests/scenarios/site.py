@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.contracts.conftest import World
+from tests.namespaces import embedded
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
+from twinbus.broker.turn.engine import Engine, Storages
 from twinbus.clock import ManualClock
-from twinbus.ledger import NO_LEDGER
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.testing import FaultyStorage
 
 A_MOMENT = timedelta(milliseconds=1)
@@ -28,13 +27,12 @@ class Site(World):
         """Open the directory on healthy disks."""
         self.disk = FaultyStorage(self.clock)
         self.spill_disk = FaultyStorage(self.clock)
-        self.embedded = EmbeddedNamespace(
-            EngineSettings(
-                directory=self.directory, **{"ledger": NO_LEDGER} | self.settings | settings
-            ),
+        self.embedded = embedded(
+            self.directory,
             self.clock,
             Storages(self.disk, self.spill_disk),
             threaded=False,
+            **self.settings | settings,
         )
         self.namespace = self.embedded
 

@@ -119,7 +119,7 @@ def test_json_output_is_json_whatever_the_properties(value: str) -> None:
     assert "value" in ok("peek", name, "--json").json["application_properties"]
 
 
-def test_bytes_that_are_no_text_are_printed_all_the_same(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_are_printed(tmp_path: Path) -> None:
     name = queue()
     file = tmp_path / "body"
     file.write_bytes(b"\x00\xff\n\x1b[31m[bold]")

@@ -152,7 +152,7 @@ def test_a_connection_string_in_the_place_of_its_file_is_not_shown(connection: s
 # -- exit codes ------------------------------------------------------------------------------------
 
 
-def test_what_is_refused_exits_with_1() -> None:
+def test_a_refused_command_exits_with_1() -> None:
     name = queue()
     done = run("queue", "create", name)
     assert (done.code, done.err) == (
@@ -250,7 +250,7 @@ def test_a_wrong_command_line_exits_with_2(
     ],
     ids=" ".join,
 )
-def test_what_is_not_there_exits_with_3(arguments: list[str]) -> None:
+def test_a_missing_entity_exits_with_3(arguments: list[str]) -> None:
     done = run(*arguments)
     assert (done.code, done.out) == (3, "")
     assert done.err.startswith("twinbus: ")
@@ -261,7 +261,7 @@ def test_a_topic_is_no_queue_and_a_queue_no_topic() -> None:
     assert run("topic", "show", queue()).code == run("queue", "show", topic()).code == 3
 
 
-def test_what_is_not_allowed_exits_with_4(connection: str) -> None:
+def test_a_forbidden_command_exits_with_4(connection: str) -> None:
     name = queue()
     sender = ok("keys", "create", "sender", "--claim", "send", "--on", name).out.strip()
     assert run("receive", name, "-c", sender).code == 4
@@ -277,7 +277,7 @@ def test_a_server_that_is_not_there_exits_with_5() -> None:
     assert done.err.startswith("twinbus: ")
 
 
-def test_a_session_that_somebody_has_exits_with_5(connection: str) -> None:
+def test_a_session_that_another_client_has_locked_exits_with_5(connection: str) -> None:
     name = queue("--requires-session")
     with (
         MessagingFactory.from_connection_string(connection) as factory,
@@ -287,7 +287,7 @@ def test_a_session_that_somebody_has_exits_with_5(connection: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["n\n", ""])
-def test_what_was_not_confirmed_is_not_done(answer: str) -> None:
+def test_a_command_that_was_not_confirmed_does_nothing(answer: str) -> None:
     name = queue()
     assert run("queue", "delete", name, stdin=answer).code != 0
     ok("queue", "show", name)

@@ -284,6 +284,7 @@ def test_a_crash_between_a_segment_and_its_first_record_forgets_no_entity(small:
     send(small, "a")
     complete(small, receive_one(small))
     first = min(small.engine.log.segments)
+    # the crash must come right after this step
     small.engine.log._begin_segment()
     small.crash()
     send(small, "b", "c")

@@ -39,7 +39,7 @@ from tests.scenarios.site import Site
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.short_intake import ShortIntake
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.errors import CommandFailedError
+from twinbus.errors import CommandFailedError, MessagingError
 from twinbus.protocol import commands as c
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.table import ROWS
@@ -90,8 +90,17 @@ def troubles(site: Site) -> list[str]:
     return [*found, *site.engine.namespace.faults(), *late_timers(site)]
 
 
+def failure(call: BlockingRequest) -> MessagingError | None:
+    """Return the error that a call was answered with, or None."""
+    try:
+        call.result(0)
+    except MessagingError as error:
+        return error
+    return None
+
+
 def failed_alone(call: BlockingRequest) -> list[str]:
-    error = call._error
+    error = failure(call) if call.done else None
     if isinstance(error, CommandFailedError) and "restarts" not in error.text:
         return []
     answer = error if call.done else "no answer"
@@ -99,9 +108,8 @@ def failed_alone(call: BlockingRequest) -> list[str]:
 
 
 def succeeded(what: str, call: BlockingRequest) -> list[str]:
-    if call.done and call._error is None:
-        return []
-    return [f"{what}: {call._error if call.done else 'no answer'!r:.100}"]
+    answer = failure(call) if call.done else "no answer"
+    return [] if answer is None else [f"{what}: {answer!r:.100}"]
 
 
 def state(site: Site) -> dict[str, Any]:
@@ -301,7 +309,7 @@ def outcome(site: Site, path: str, call: BlockingRequest | None) -> dict[str, An
         if queue.path.startswith(path)
     }
     if call is not None:
-        found["answer"] = "none" if not call.done else type(call._error or call._value)
+        found["answer"] = "none" if not call.done else type(failure(call) or call.result())
     return found
 
 
@@ -321,7 +329,7 @@ def test_timers_that_failed_work_again_after_the_wall_clock_was_set(
     assert troubles(site) == []
 
 
-# -- those who wait --------------------------------------------------------------------------------
+# -- requests that wait ----------------------------------------------------------------------------
 
 WAITING: dict[str, c.Receive | c.LeaseRange | c.AcceptSession] = {
     "receive": c.Receive(TARGET, wait=MINUTE),

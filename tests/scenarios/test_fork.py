@@ -3,21 +3,17 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import address_of, door_of
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory, QueueDescription
-from twinbus.clock import SystemClock
-from twinbus.connection import ConnectionString, Place
 from twinbus.errors import NamespaceInUseError
 from twinbus.message import to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
-from twinbus.protocol.commands import CreateEntity, Peek, PutKey
-from twinbus.server.door import Door
+from twinbus.protocol.commands import CreateEntity, Peek
 
 QUEUE = "orders"
 
@@ -25,7 +21,6 @@ QUEUE = "orders"
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
     with EmbeddedNamespace(tmp_path / "namespace") as namespace:
-        namespace.ask(PutKey(ROOT))
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         yield namespace
 
@@ -48,25 +43,20 @@ def in_child(work: Callable[[], None]) -> int:
 def test_parent_and_child_send_through_one_factory_and_nothing_is_taken_for_a_repeat(
     namespace: EmbeddedNamespace,
 ) -> None:
-    with closing(Door(namespace, SystemClock())) as door:
-        where = ConnectionString(
-            place=Place.SERVER,
-            host="127.0.0.1",
-            port=door.port,
-            key_name=ROOT.name,
-            key=ROOT.primary,
-        )
-        with MessagingFactory(ServerNamespace(where)) as factory:
-            sender = factory.create_message_sender(QUEUE)
-            sender.send(BrokeredMessage(b"before"))
+    with (
+        door_of(namespace) as door,
+        MessagingFactory(ServerNamespace(address_of(door))) as factory,
+    ):
+        sender = factory.create_message_sender(QUEUE)
+        sender.send(BrokeredMessage(b"before"))
 
-            def send_in_child() -> None:
-                for _ in range(3):
-                    sender.send(BrokeredMessage(b"child"))
-
-            assert in_child(send_in_child) == 0
+        def send_in_child() -> None:
             for _ in range(3):
-                sender.send(BrokeredMessage(b"parent"))
+                sender.send(BrokeredMessage(b"child"))
+
+        assert in_child(send_in_child) == 0
+        for _ in range(3):
+            sender.send(BrokeredMessage(b"parent"))
     bodies = [message.body for message in to_messages(namespace.ask(Peek(QUEUE, 0, 100)))]
     assert sorted(bodies) == sorted([b"before"] + [b"child"] * 3 + [b"parent"] * 3)
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.words import QUEUE
-from twinbus.broker.turn.engine import EngineSettings
+from tests.namespaces import embedded
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
 from twinbus.errors import StoreUnavailableError
-from twinbus.ledger import NO_LEDGER
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import (
@@ -50,8 +49,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def opened(directory: Path, clock: ManualClock) -> EmbeddedNamespace:
-    settings = EngineSettings(directory=directory, segment_bytes=4 * MEGABYTE, ledger=NO_LEDGER)
-    return EmbeddedNamespace(settings, clock, threaded=False)
+    return embedded(directory, clock, threaded=False, segment_bytes=4 * MEGABYTE)
 
 
 def fill(namespace: EmbeddedNamespace) -> int:

@@ -211,7 +211,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("growth", "together"), CASES)
-def test_what_the_broker_keeps_has_a_largest_number(
+def test_everything_that_the_broker_keeps_has_a_bound(
     street: Street, monkeypatch: pytest.MonkeyPatch, growth: Growth, together: bool
 ) -> None:
     who = growth.who(street)

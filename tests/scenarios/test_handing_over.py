@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.inside import arrive, turn_kept
 from twinbus.entities import QueueDescription
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -62,8 +62,7 @@ def test_a_receive_that_was_withdrawn_before_its_turn_takes_nothing(
 ) -> None:
     hour = timedelta(hours=1)
     ghost = BlockingRequest(Receive(QUEUE, 10, hour, ReceiveMode.RECEIVE_AND_DELETE))
-    writer: Any = namespace._writer
-    writer._arrivals.append(ghost)  # it came, and its turn has not begun
+    arrive(namespace, ghost)
     namespace.withdraw([ghost])
     namespace.ask(Send(QUEUE, [BrokeredMessage(b"tea")]))
     assert active(namespace) == 1
@@ -78,21 +77,21 @@ def test_a_path_may_be_a_text_of_a_class_of_its_own() -> None:
     assert decode_command(head, body) == Receive(QUEUE)
 
 
-def test_what_comes_while_somebody_looks_is_seen_to(namespace: EmbeddedNamespace) -> None:
+def test_a_request_that_arrives_during_a_snapshot_is_executed_after_it(
+    namespace: EmbeddedNamespace,
+) -> None:
     send = BlockingRequest(Send(QUEUE, [BrokeredMessage(b"tea")]))
-    writer: Any = namespace._writer
-    with writer._turn_kept():
+    with turn_kept(namespace):
         namespace.hand_over([send])  # the turn is taken: it is left to whoever has it
     assert send.result(timeout_s=10).sequence_numbers == [1]
 
 
-def test_a_withdrawal_while_somebody_looks_is_for_the_request_that_was_withdrawn(
+def test_a_withdrawal_during_a_snapshot_is_for_the_request_that_was_withdrawn(
     namespace: EmbeddedNamespace,
 ) -> None:
-    writer: Any = namespace._writer
     command = Receive(QUEUE, wait=timedelta(hours=1))
     for _ in range(100):
-        with writer._turn_kept():
+        with turn_kept(namespace):
             namespace.withdraw([BlockingRequest(command)])  # it is gone before its turn
             waiting = BlockingRequest(command)  # perhaps where the other one was
         namespace.hand_over([waiting])

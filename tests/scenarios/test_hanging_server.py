@@ -1,20 +1,15 @@
 """A server that is there and does not answer: stopped with SIGSTOP, then let go on."""
 
 import threading
-import time
 from collections.abc import Iterator
+from concurrent.futures import wait
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from tests.soak.server_process import ServerProcess
-from twinbus import (
-    BrokeredMessage,
-    MessagingFactory,
-    OperationTimeoutError,
-    RetryPolicy,
-)
+from twinbus import BrokeredMessage, MessagingFactory, OperationTimeoutError, RetryPolicy
 from twinbus.protocol import client_conversation
 from twinbus.protocol.commands import Receive
 from twinbus.testing.pausing import resume_process
@@ -89,8 +84,8 @@ def test_a_long_poll_that_nobody_waits_at_notices_it_too(
     monkeypatch.setattr(client_conversation, "QUIET_US", 300_000)
     with MessagingFactory.from_connection_string(server.connection_string) as factory:
         poll = factory.courier.namespace.submit(Receive(QUEUE, wait=timedelta(hours=1)))
-        time.sleep(2)  # several times as long as a connection may be quiet
-        assert not poll.done()
+        quiet = wait([poll], timeout=2)  # several times as long as a connection may be quiet
+        assert not quiet.done
         server.freeze()
         assert isinstance(poll.exception(timeout=60), OperationTimeoutError)
         resume_process(server.pid)

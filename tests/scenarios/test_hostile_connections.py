@@ -1,8 +1,8 @@
 """One client cannot harm another (G11): what a bad key does at the door of a server."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import address_of, door_of, embedded
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
 from tests.soak.bad_bytes_tools import Exchange, frames_of
-from twinbus.broker.turn.engine import EngineSettings
-from twinbus.clock import SystemClock
-from twinbus.connection import ConnectionString, Place, token_for
+from tests.waiting import until
+from twinbus.connection import ConnectionString, token_for
 from twinbus.entities import QueueDescription
-from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, PutKey, Receive, Send
@@ -39,15 +38,7 @@ class Doorway:
     left_open: ExitStack
 
     def where(self, path: str) -> ConnectionString:
-        host = "127.0.0.1"
-        return ConnectionString(
-            place=Place.SERVER,
-            host=host,
-            port=self.door.port,
-            key_name=path,
-            key=path * 5,
-            entity_path=path,
-        )
+        return address_of(self.door, key_name=path, key=path * 5, entity_path=path)
 
     def hog(self) -> Exchange:
         token = token_for(self.where(JUNK), int(time.time()) + 600)
@@ -56,7 +47,7 @@ class Doorway:
     @property
     def unanswered(self) -> int:
         """How many requests of all connections the broker has taken and not answered."""
-        return sum(len(conversation._open) for conversation in self.conversations)
+        return sum(len(conversation.open_requests) for conversation in self.conversations)
 
     @property
     def conversations(self) -> list[ServerConversation]:
@@ -66,8 +57,7 @@ class Doorway:
 
 @pytest.fixture
 def doorway(tmp_path: Path) -> Iterator[Doorway]:
-    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
-    with EmbeddedNamespace(settings) as namespace:
+    with embedded(tmp_path / "namespace") as namespace:
         for path in (JUNK, VICTIM):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
             key = SharedAccessKey(
@@ -78,16 +68,8 @@ def doorway(tmp_path: Path) -> Iterator[Doorway]:
                 entity_path=path,
             )
             namespace.ask(PutKey(key))
-        door = Door(namespace, SystemClock(), max_connections=CONNECTIONS)
-        with closing(door), ExitStack() as left_open:
+        with door_of(namespace, max_connections=CONNECTIONS) as door, ExitStack() as left_open:
             yield Doorway(namespace, door, left_open)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
@@ -95,11 +77,12 @@ def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
 ) -> None:
     hog = doorway.hog()
     hog.write(frames_of(POLL))
-    assert wait_until(lambda: doorway.unanswered == 1)
+    until(lambda: doorway.unanswered == 1)
 
     def no_loop(*_: Any) -> None:
         raise RuntimeError("Event loop is closed")
 
+    # as of a loop that was closed under a connection
     monkeypatch.setattr(doorway.door._loop, "call_soon_threadsafe", no_loop)
     doorway.namespace.ask(Send(JUNK, to_batch(messages(1))), 10)
     doorway.namespace.ask(Send(VICTIM, messages(1)), 10)
@@ -113,26 +96,26 @@ def test_a_reply_that_cannot_be_written_does_not_hold_up_the_replies_of_others(
     poll = Receive(JUNK, 1, wait=timedelta(minutes=10))
     bad, good = doorway.hog(), doorway.hog()
     bad.write(frames_of(poll))
-    assert wait_until(lambda: doorway.unanswered == 1)
-    [waiting] = [conversation for conversation in doorway.conversations if conversation._open]
+    until(lambda: doorway.unanswered == 1)
+    [waiting] = [found for found in doorway.conversations if found.open_requests]
 
     def raising(*_: Any) -> None:
         raise RuntimeError("a reply that cannot be written")
 
     monkeypatch.setattr(waiting, "answer", raising)
     good.write(frames_of(poll, poll))
-    assert wait_until(lambda: doorway.unanswered == 3)
+    until(lambda: doorway.unanswered == 3)
     doorway.namespace.ask(Send(JUNK, messages(2)), 10)  # this thread has the turn, and not the loop
     assert good.reply()[0] == 1
     doorway.namespace.ask(Send(JUNK, messages(1)), 10)
     assert good.reply()[0] == 2
     assert "A connection failed because of an internal error and is closed" in caplog.text
-    assert wait_until(lambda: waiting not in doorway.conversations)
+    until(lambda: waiting not in doorway.conversations)
 
 
 def test_a_wait_of_a_client_that_left_is_forgotten(doorway: Doorway) -> None:
     hog = doorway.hog()
     hog.write(frames_of(*[POLL] * 100))
-    assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 100)
+    until(lambda: doorway.namespace.snapshot().open_receives == 100)
     hog.cancel()
-    assert wait_until(lambda: doorway.namespace.snapshot().open_receives == 0)
+    until(lambda: doorway.namespace.snapshot().open_receives == 0)

@@ -378,7 +378,7 @@ def test_a_managing_key_of_one_topic_cannot_forward_into_other_entities(
     street.assert_unharmed()
 
 
-def test_a_key_hears_the_same_of_an_entity_that_exists_and_one_that_does_not(
+def test_a_key_gets_the_same_error_for_an_entity_that_exists_and_one_that_does_not(
     street: Street,
 ) -> None:
     commands: list[Callable[[str], Command[Any]]] = [

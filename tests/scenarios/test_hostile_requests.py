@@ -375,7 +375,7 @@ def test_a_managing_key_of_one_entity_cannot_raise_its_own_quota(street: Street)
     street.editor.ask(UpdateEntity(TopicDescription(path=NEWS, max_size_in_megabytes=1)))
 
 
-def test_a_key_of_a_folder_hears_the_same_of_topics_that_exist_and_that_do_not(
+def test_a_key_of_a_folder_gets_the_same_error_for_topics_that_exist_and_that_do_not(
     street: Street,
 ) -> None:
     keeper = street.move_in("keeper", backlog_folder("contoso"), Claim.MANAGE)

@@ -17,6 +17,7 @@ from tests.contracts.words import (
     receive_one,
     send,
 )
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     OPERATIONS,
@@ -38,11 +39,7 @@ from tests.scenarios.ledger_site import (
 )
 from tests.scenarios.site import Site
 from twinbus.ledger import NO_LEDGER, LedgerSettings
-from twinbus.protocol.commands import (
-    ReadMeter,
-    ReleaseSession,
-    SetSessionState,
-)
+from twinbus.protocol.commands import ReadMeter, ReleaseSession, SetSessionState
 
 # -- compaction ------------------------------------------------------------------------------------
 
@@ -149,7 +146,7 @@ def test_without_a_ledger_nothing_is_written(make_site: MakeSite) -> None:
     assert not (site.directory / "ledger").exists()
 
 
-def test_without_a_ledger_the_meter_counts_all_the_same(make_site: MakeSite) -> None:
+def test_the_meter_counts_without_a_ledger(make_site: MakeSite) -> None:
     site = make_site(ledger=NO_LEDGER)
     queue(site)
     for _ in range(3):
@@ -183,10 +180,10 @@ def test_records_still_in_the_log_are_reported_when_the_ledger_is_switched_on_ag
     assert found.gaps == []
 
 
-def test_what_the_log_has_forgotten_meanwhile_leaves_a_gap(small: Site) -> None:
+def test_records_that_the_log_has_forgotten_meanwhile_leave_a_gap(small: Site) -> None:
     send(small, "stays")
     small.reopen(ledger=NO_LEDGER)
-    covered = small.engine._ledgers.covered
+    covered = ledgers_of(small.engine).covered
     let_pass(small)
     small.reopen()
     shown = set(peeked(small))

@@ -86,7 +86,7 @@ def test_a_request_that_waited_is_counted_once(noted: Site) -> None:
     }
 
 
-def test_what_the_spill_store_took_is_counted_once(noted: Site) -> None:
+def test_messages_of_the_spill_store_are_counted_once(noted: Site) -> None:
     queue(noted)
     noted.disk.full = True
     send(noted, "a")

@@ -10,15 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.contracts.words import (
-    complete,
-    message,
-    queue,
-    receive,
-    receive_one,
-    send,
-    take,
-)
+from tests.contracts.words import complete, message, queue, receive, receive_one, send, take
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     MESSAGES,
@@ -59,7 +52,7 @@ def test_a_reader_meets_whole_files_only_while_the_broker_rolls(make_site: MakeS
                     continue
                 try:
                     assert pq.ParquetFile(path).read().num_rows
-                except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+                except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
                     troubles.append(error)
                 seen.add(path)
 
@@ -75,7 +68,7 @@ def test_a_reader_meets_whole_files_only_while_the_broker_rolls(make_site: MakeS
     assert len(seen) > 50
 
 
-def test_a_real_writer_thread_tells_everything(tmp_path: Path) -> None:
+def test_a_real_writer_thread_writes_everything(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"ledger": LedgerSettings(roll_interval=timedelta(seconds=1))}
     site = Site.__new__(Site)
     site.directory, site.settings, site.clock = tmp_path / "namespace", settings, ManualClock()
@@ -283,7 +276,7 @@ def test_a_day_that_is_written_is_not_written_again_for_another_that_is_not(note
     in_the_way = noted.directory / "ledger/operations/day=2030-01-02"
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.write_text("in the way")
-    noted.engine._ledgers._next_roll += 3_600_000_000  # so that one roll has both days
+    ledgers_of(noted.engine)._next_roll += 3_600_000_000  # so that one roll has both days
     noted.wait(seconds=40)
     send(noted, "b")
     send(noted, "c")
@@ -306,7 +299,9 @@ def test_an_old_day_that_cannot_be_removed_makes_nothing_count_twice(noted: Site
     assert added_up(rows_of(noted, OPERATIONS)) == metered(noted)
 
 
-def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small: Site) -> None:
+def test_records_that_a_sick_ledger_let_the_log_forget_leave_a_gap_after_a_crash(
+    small: Site,
+) -> None:
     send(small, "stays")
     roll(small)
     aside = small.directory / "aside"
@@ -322,7 +317,7 @@ def test_what_a_sick_ledger_let_the_log_forget_leaves_a_gap_after_a_crash(small:
     assert found.inventories[-1] == shown
 
 
-def test_what_memory_cannot_hold_is_given_up_with_a_gap(
+def test_rows_that_memory_cannot_hold_are_dropped_with_a_gap(
     blocked: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twinbus.broker.accounts.ledgers.LEDGER_BUFFERED_ROWS", 10)

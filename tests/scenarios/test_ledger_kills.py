@@ -11,15 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.words import (
-    MANY,
-    QUEUE,
-    complete,
-    peek,
-    queue,
-    receive_one,
-    send,
-)
+from tests.contracts.words import MANY, QUEUE, complete, peek, queue, receive_one, send
+from tests.inside import ledgers_of
 from tests.scenarios.ledger_site import (
     LEDGER,
     Place,
@@ -63,7 +56,7 @@ WORKER = textwrap.dedent("""
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("roll_s", "least_s"), [(60, 0), (1, 2.5)], ids=["untold", "half told"])
-def test_after_a_real_kill_the_trail_tells_every_acknowledged_message(
+def test_after_a_real_kill_the_trail_has_every_acknowledged_message(
     tmp_path: Path, roll_s: int, least_s: float
 ) -> None:
     directory = tmp_path / "namespace"
@@ -113,7 +106,7 @@ def all_peeked(site: Site) -> dict[Place, str]:
     return found
 
 
-def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
+def test_a_kill_between_the_file_and_its_mark_changes_no_row(
     noted: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue(noted)
@@ -123,7 +116,7 @@ def test_a_kill_between_the_file_and_its_mark_tells_nothing_else(
     def fail(_: int) -> None:
         raise OSError(5, "killed here")
 
-    monkeypatch.setattr(noted.engine._ledgers._messages, "put_mark", fail)
+    monkeypatch.setattr(ledgers_of(noted.engine)._messages, "put_mark", fail)
     roll(noted)
     before = read_trail(noted)
     noted.crash()

@@ -44,7 +44,7 @@ from twinbus.protocol.requests import BlockingRequest
 BACKLOG = backlog_queue_path("home", 0)
 
 
-def test_what_an_application_asks_for_is_the_applications(noted: Site) -> None:
+def test_commands_of_an_application_count_for_the_application(noted: Site) -> None:
     queue(noted)
     work(noted)
     found = counts(noted)

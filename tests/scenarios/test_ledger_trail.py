@@ -258,7 +258,7 @@ def test_the_destination_of_each_copy_of_a_topic_is_reported(noted: Site) -> Non
     assert found.paths == {first: {paths[0]}, second: {paths[1]}}
 
 
-def test_what_is_deleted_with_its_queue_is_reported(noted: Site) -> None:
+def test_messages_that_are_deleted_with_their_queue_are_reported(noted: Site) -> None:
     queue(noted)
     send(noted, "a", "b", "c")
     complete(noted, receive_one(noted))
@@ -274,7 +274,7 @@ def test_what_is_deleted_with_its_queue_is_reported(noted: Site) -> None:
     assert found.paths[queue_number] == {QUEUE}
 
 
-def test_what_is_deleted_with_its_topic_is_reported(noted: Site) -> None:
+def test_messages_that_are_deleted_with_their_topic_are_reported(noted: Site) -> None:
     topic(noted)
     path = subscription(noted, "one")
     send(noted, "a", path=TOPIC)
@@ -409,7 +409,7 @@ def test_records_lost_by_damage_leave_a_gap(noted: Site) -> None:
     roll(noted)
     for number in range(4):
         send(noted, f"m{number}" + PADDING)
-    noted.crash()  # before they are told
+    noted.crash()  # before they are in a ledger
     site_log = noted.last_segment
     noted.embedded.crash()
     damaged = bytearray(site_log.read_bytes())

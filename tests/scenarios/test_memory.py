@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.words import QUEUE, queue, send
-from tests.scenarios.server_process import ORDERS, Server, until
+from tests.scenarios.server_process import ORDERS, Server
 from tests.scenarios.site import Site
 from tests.soak.bad_bytes_tools import Exchange, frames_of, good_token
 from tests.soak.server_process import footprint
+from tests.waiting import until
 from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
 from twinbus.errors import EntityNotFoundError
@@ -61,7 +62,7 @@ def test_large_replies_take_memory_within_a_bound_and_give_it_back(server: Serve
     before_kb, peak_before_kb = footprint(pid).memory_kb, peak_kb(pid)
     browse_much(server)
     assert peak_kb(pid) - peak_before_kb < COPIES * MAX_UNREAD_BYTES // 1024
-    until(lambda: footprint(pid).memory_kb - before_kb < GIVEN_BACK_KB, tries=3000)
+    until(lambda: footprint(pid).memory_kb - before_kb < GIVEN_BACK_KB)
 
 
 def test_clients_that_vanish_leave_nothing_large_behind(server: Server) -> None:
@@ -76,7 +77,7 @@ def test_clients_that_vanish_leave_nothing_large_behind(server: Server) -> None:
             exchange.frame()  # the welcome
             exchange.write(frames_of(*[Peek("orders", 0, 1000)] * 4))
             assert exchange.line.recv(1)  # the first reply is under way
-    until(lambda: footprint(pid).memory_kb - before_kb < GIVEN_BACK_KB, tries=3000)
+    until(lambda: footprint(pid).memory_kb - before_kb < GIVEN_BACK_KB)
 
 
 @pytest.mark.usefixtures("without_collector")

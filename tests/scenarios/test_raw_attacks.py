@@ -43,5 +43,5 @@ def test_a_raw_attack_is_refused_and_restarts_nothing(
     hog = Hog(street.hostile, random.Random(seed))
     attack(hog)
     assert hog.findings == []
-    found = metrics_of(street._server)
+    found = metrics_of(street.server)
     assert found == {"twinbus_restarts_total": 0, "twinbus_failed_commands_total": 0}

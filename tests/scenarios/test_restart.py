@@ -53,6 +53,7 @@ def test_transfers_and_leases_of_a_log_of_an_earlier_version_are_known(site: Sit
     queue(site, QUEUE)
     send(site, "one", "two", "three")
     number, until = site.queue_of(QUEUE).entity, site.clock.now_us() + 60 * SECOND_US
+    # facts in the form of an earlier version, which this one does not write
     site.engine._kept.facts += [
         Fact.of("transferred", "elsewhere/7", [[1, 3], [8, 8]]),
         Fact.of("lease", f"{number}/5", ["me", 5, [[1, 1], [3, 3]], until]),
@@ -153,7 +154,8 @@ def test_a_dead_letter_is_forwarded_before_a_later_command_deletes_its_queue(sit
     calls = [Settle(QUEUE, token, Disposition.DEAD_LETTER), DeleteEntity(QUEUE)]
     requests = [BlockingRequest(call) for call in calls]
     site.embedded.hand_over(requests)
-    assert [request._error for request in requests] == [None, None]
+    for request in requests:
+        request.result(0)
     assert bodies(peek(site, "graves")) == ["a"]
 
 
@@ -281,7 +283,7 @@ def test_a_callback_of_a_future_may_ask_for_something(site: Site) -> None:
     assert seen == [1]
 
 
-def test_what_was_handed_over_cannot_be_cancelled(site: Site) -> None:
+def test_a_submitted_receive_cannot_be_cancelled(site: Site) -> None:
     queue(site)
     waiting = site.namespace.submit(Receive(QUEUE, wait=timedelta(minutes=1)))
     assert not waiting.cancel()

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from tests.contracts.keys import ROOT
 from tests.contracts.words import QUEUE, bodies, complete, message, peek, queue, receive, send
+from tests.namespaces import ROOT
 from tests.scenarios.site import Site
 from twinbus.cli.root import root
 from twinbus.errors import LogDamagedError
@@ -129,6 +129,7 @@ def test_starts_of_which_no_message_is_left_are_forgotten(make_site: MakeSite) -
         send(site, *["x" * 500] * 5, path=BACKLOG)
         complete(site, *receive(site, BACKLOG), path=BACKLOG)
         site.reopen()
+    # starts that are kept show only in memory and in the size of the log
     assert len(site.engine.namespace.starts._starts) <= 3
 
 

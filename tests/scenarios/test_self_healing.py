@@ -27,6 +27,7 @@ from tests.contracts.words import (
     take,
     topic,
 )
+from tests.inside import turn_taken
 from tests.scenarios.site import Site
 from twinbus.broker.lifecycle import State
 from twinbus.broker.store.commit import Commit
@@ -144,7 +145,7 @@ def test_a_broker_that_restarts_again_and_again_for_one_cause_backs_off_and_give
     assert peek(site) == []
 
 
-def test_what_was_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
+def test_the_state_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
     queue(site)
     before = weakref.ref(site.engine.namespace)
     break_next(site)
@@ -154,7 +155,7 @@ def test_what_was_before_a_restart_is_not_kept_in_memory(site: Site) -> None:
 
 
 def test_the_vitals_are_known_while_a_turn_hangs(site: Site) -> None:
-    with site.embedded._writer._turn_lock:
+    with turn_taken(site.embedded):
         vitals = site.embedded.vitals()
     assert (vitals.is_open, vitals.is_healing, vitals.trouble) == (True, False, "")
 
@@ -220,7 +221,7 @@ def test_a_healthy_broker_is_checked_without_being_restarted(site: Site) -> None
     assert site.engine.restarts == 0
 
 
-def test_a_bundle_tells_a_person_what_happened_and_what_to_do(site: Site) -> None:
+def test_a_bundle_says_what_happened_and_what_to_do(site: Site) -> None:
     queue(site)
     lose_count(site)
     self_check(site)
@@ -295,7 +296,7 @@ def test_settlements_acknowledged_during_storage_trouble_survive_healing(
     assert bodies(peek(site)) == ["b"]
 
 
-def test_healing_that_cannot_write_its_report_heals_all_the_same(site: Site) -> None:
+def test_healing_that_cannot_write_its_report_still_heals(site: Site) -> None:
     queue(site)
     send(site, "a")
     (site.directory / "diagnostics").write_text("a file where the folder should be")
@@ -362,9 +363,8 @@ def test_a_broker_that_stopped_lets_go_of_its_directory(site: Site) -> None:
 def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
     clock = ManualClock()
     with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
-        writer = namespace._writer
         fail: Callable[..., Any] = lambda *_: 1 // 0  # noqa: E731
-        writer.engine.namespace.serve = fail  # type: ignore[method-assign]
+        namespace.engine.namespace.serve = fail  # type: ignore[method-assign]
         with pytest.raises(CommandFailedError):
             namespace.submit(Peek(QUEUE)).result(timeout=10)
         assert namespace.ask(ListEntities(EntityKind.QUEUE)) == []

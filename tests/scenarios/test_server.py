@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tests.scenarios.server_process import NOW, ORDERS, Server, until
+from tests.scenarios.server_process import NOW, ORDERS, Server
+from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, MessagingError, RetryPolicy, ServerBusyError
 from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, InvalidArgumentError, MessageSizeExceededError
@@ -31,10 +32,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.start(ORDERS)
     yield made
     made.stop()
-
-
-def open_receives(server: Server) -> float:
-    return server.metrics()["twinbus_open_receives"].samples[0].value
 
 
 # -- starting --------------------------------------------------------------------------------------
@@ -200,7 +197,7 @@ def test_a_signal_stops_it_while_clients_wait_and_nothing_acknowledged_is_lost(
         idle.create_message_receiver("orders").peek()
         receiver = waiting.create_message_receiver("empty")
         received = threads.submit(receiver.receive, timedelta(minutes=5))
-        until(lambda: open_receives(server) == 1)
+        until(lambda: server.open_receives == 1)
         assert server.stop(number) == 0
         with pytest.raises(CommunicationError):
             received.result(timeout=10)
@@ -220,7 +217,7 @@ def test_a_client_goes_on_when_the_server_is_back(server: Server) -> None:
     assert server.take() == [b"before", b"after"]
 
 
-def test_what_was_locked_is_delivered_after_a_restart(server: Server) -> None:
+def test_a_locked_message_is_delivered_after_a_restart(server: Server) -> None:
     server.start(ORDERS)
     server.send(b"tea")
     with server.factory() as factory:
@@ -320,7 +317,7 @@ def test_metrics_are_what_prometheus_reads(running: Server) -> None:
     assert all(metric.documentation for metric in found.values())
 
 
-def test_what_an_entity_holds_is_a_metric(running: Server) -> None:
+def test_the_message_counts_of_an_entity_are_metrics(running: Server) -> None:
     running.take()
     running.send(b"tea", b"coffee")
 
@@ -399,7 +396,7 @@ def test_no_more_waiting_receives_than_the_file_allows(limited: Server) -> None:
     with limited.factory() as factory, ThreadPoolExecutor() as threads:
         receiver = factory.create_message_receiver("orders")
         waiting = threads.submit(receiver.receive, timedelta(minutes=5))
-        until(lambda: open_receives(limited) == 1)
+        until(lambda: limited.open_receives == 1)
         with pytest.raises(ServerBusyError, match="open_receives"):
             receiver.receive(timedelta(minutes=5))
         limited.send(b"tea")

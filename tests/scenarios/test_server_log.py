@@ -9,7 +9,8 @@ from contextlib import suppress
 import pytest
 
 from tests.scenarios import server_process
-from tests.scenarios.server_process import ORDERS, Server, until
+from tests.scenarios.server_process import ORDERS, Server
+from tests.waiting import until
 from twinbus import MessagingError, UnauthorizedError
 from twinbus.connection import ConnectionString
 from twinbus.errors import MessageSizeExceededError
@@ -186,7 +187,9 @@ def test_a_bad_file_keeps_the_old_settings_and_is_one_error_line(
     assert server.stop() == 0
 
 
-def test_what_the_file_cannot_have_applied_is_named_and_the_rest_is_applied(server: Server) -> None:
+def test_a_reload_names_the_entities_that_it_cannot_change_and_applies_the_rest(
+    server: Server,
+) -> None:
     server.start(ORDERS, *JSON)
     wrong = "[[queue]]\npath = 'orders'\nrequires_session = true\n"
     line = hang_up(server, "reload_failed", "[limits]\nmax_connections = 9\n" + wrong)
@@ -250,7 +253,7 @@ def test_sigterm_stops_a_server_whose_broker_restarts_or_gave_up(
         restarts = len(server.events("restarting"))
         return restarts >= 2 if state == "restarting" else restarts > MAX_HEALS
 
-    until(poke, tries=5000)  # the broker pauses longer before each restart
+    until(poke)  # the broker pauses longer before each restart
     until(lambda: server.get("/health")[0] == 503)
     assert server.stop() == 0
     assert len(server.events("stopped")) == 1

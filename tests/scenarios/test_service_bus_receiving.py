@@ -78,7 +78,7 @@ def got(peer: WirePeer) -> list[bytes]:
     peer.write()
     data = b"".join(peer.amqp.take_outgoing(0))
     assert not data
-    waiting = b"".join(peer._wire.conversation.amqp.take_outgoing(0))
+    waiting = b"".join(peer.wire.conversation.amqp.take_outgoing(0))
     if waiting:
         peer.events += peer.amqp.receive(waiting, 0)
     found = [event for event in peer.events if isinstance(event, Delivery)]

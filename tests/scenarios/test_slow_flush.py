@@ -9,18 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.keys import ROOT
+from tests.namespaces import address_of, door_of, embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.broker.turn.engine import EngineSettings, Storages
-from twinbus.clock import SystemClock
-from twinbus.connection import ConnectionString, Place
+from twinbus.broker.turn.engine import Storages
 from twinbus.errors import CommunicationError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import SLOW_TURN_US
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.namespace.server import ServerNamespace
-from twinbus.protocol.commands import CreateEntity, PutKey, Send, SendReceipt
+from twinbus.protocol.commands import CreateEntity, Send, SendReceipt
 from twinbus.server.door import Door
 from twinbus.server.native import NativeConnection
 
@@ -61,20 +57,10 @@ class Shop:
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
     disk = GatedStorage()
-    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
-    with EmbeddedNamespace(settings, None, Storages(log=disk)) as namespace:
-        namespace.ask(PutKey(ROOT))
+    with embedded(tmp_path / "namespace", storages=Storages(log=disk)) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
-        with closing(Door(namespace, SystemClock())) as door:
-            where = ConnectionString(
-                place=Place.SERVER,
-                host="127.0.0.1",
-                port=door.port,
-                key_name=ROOT.name,
-                key=ROOT.primary,
-            )
-            with ServerNamespace(where) as client:
-                yield Shop(disk, door, client)
+        with door_of(namespace) as door, ServerNamespace(address_of(door)) as client:
+            yield Shop(disk, door, client)
             disk.gate.set()
 
 

@@ -434,7 +434,7 @@ def test_a_scheduled_send_waits_for_the_slow_disk_rather_than_being_spilled(site
 # -- a disk that does not sync -----------------------------------------------------------------
 
 
-def test_what_could_not_be_synced_is_spilled_and_appears_once(site: Site) -> None:
+def test_a_send_that_could_not_be_synced_is_spilled_and_appears_once(site: Site) -> None:
     queue(site)
     site.disk.fails_sync = True
     assert send(site, "a") == [0]

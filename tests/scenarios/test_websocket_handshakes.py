@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.scenarios.server_process import Server, until
+from tests.scenarios.server_process import Server
+from tests.waiting import until
 
 KEY = base64.b64encode(bytes(range(16))).decode()
 RIGHT = {

@@ -10,12 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, dead_letter_path
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription, backlog_queue_path
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.backlog import diverted
@@ -102,8 +101,7 @@ class World:
         self.syphons = [self.new_syphon() for _ in range(syphons or self.random.randint(1, 3))]
 
     def _new_namespace(self, name: str) -> EmbeddedNamespace:
-        settings = EngineSettings(directory=self.folder / name, ledger=NO_LEDGER)
-        return EmbeddedNamespace(settings, self.clock, threaded=False)
+        return embedded(self.folder / name, self.clock, threaded=False)
 
     def new_secondary(self, name: str) -> EmbeddedNamespace:
         made = self._new_namespace(name)

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.namespaces import embedded
 from tests.simulation.model import NEVER, Item, QueueModel
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, from_us
 from twinbus.entities import (
     QueueDescription,
@@ -38,7 +38,6 @@ from twinbus.errors import (
     SessionLockLostError,
     StaleEpochError,
 )
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -106,8 +105,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.namespace.ask(c.CreateEntity(QueueDescription(path=DOOR, forward_to=TOPIC)))
 
     def _open(self) -> EmbeddedNamespace:
-        settings_ = EngineSettings(directory=self.folder, segment_bytes=20_000, ledger=NO_LEDGER)
-        return EmbeddedNamespace(settings_, self.clock, threaded=False)
+        return embedded(self.folder, self.clock, threaded=False, segment_bytes=20_000)
 
     @property
     def now(self) -> int:
@@ -442,7 +440,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([1, 4, 19, 61, 300]))
     def wait(self, seconds: int) -> None:
-        # The broker notices at each moment; the model is told of each second.
+        # The broker notices at each moment; the model follows second by second.
         for _ in range(seconds):
             self.clock.advance(timedelta(seconds=1))
             for model in self.models.values():

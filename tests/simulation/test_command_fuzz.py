@@ -1,4 +1,4 @@
-"""A short run of the command fuzz, and each thing it has found, told by itself."""
+"""A short run of the command fuzz, and each defect that it has found, as a test of its own."""
 
 import os
 import random

@@ -15,12 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription, dead_letter_path
-from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import backlog_queue_path
 from twinbus.errors import QuotaExceededError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import to_batch, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -91,8 +90,7 @@ class World:
         self.start()
 
     def _namespace(self, name: str) -> EmbeddedNamespace:
-        settings = EngineSettings(directory=self.folder / name, ledger=NO_LEDGER)
-        return EmbeddedNamespace(settings, self.clock, threaded=False)
+        return embedded(self.folder / name, self.clock, threaded=False)
 
     def start(self) -> None:
         """Start the planner, again after a kill."""

@@ -64,8 +64,8 @@ def test_every_pair_of_the_health_table_was_met() -> None:
     met: Counter[tuple[HealthState, Sign]] = Counter()
     for seed in SEEDS:
         met.update(verdict_of(seed).signs)
-    # A simulated pairing has its backlog queues from its first moment; test_pairing_rules.py has
-    # one that has none yet.
+    # A simulated pairing has its backlog queues from its first moment; test_pairing_unprotected.py
+    # has one that has none yet.
     never_met = {(HealthState.FAILED_OVER, Sign.PASSED)}
     assert set(met) == set(TRANSITIONS) - never_met - RETURN_PAIRS
 
@@ -102,7 +102,7 @@ def test_rare_things_really_happened() -> None:
         assert sum(getattr(verdict, name) for verdict in verdicts), name
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
+def test_the_same_seed_gives_the_same_story() -> None:
     stories: list[list[str]] = [[], []]
     for story in stories:
         OutageSimulation(seed=18, hours=3, report=story.append).run()
@@ -178,6 +178,7 @@ def test_it_notices_a_double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the syphon is made to err, to see that the auditor notices
     original = carrier._runs_of
 
     def reverse(*given: Any) -> list[carrier.Run]:
@@ -246,7 +247,7 @@ def test_it_notices_factories_that_do_not_end_together(monkeypatch: pytest.Monke
 # -- the command -----------------------------------------------------------------------------------
 
 
-def test_the_command_tells_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_story_and_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     main(["simulate", "--seed", "18", "--hours", "3"])
     reported = capsys.readouterr().out
     assert "seed 18, 3 hours" in reported

@@ -1,4 +1,4 @@
-"""What a syphon once stumbled over, law by law, on a simulated clock."""
+"""Failures of a syphon that were found once, each with its rule, on a simulated clock."""
 
 import time
 from concurrent.futures import Future
@@ -228,7 +228,7 @@ def test_once_asks_a_busy_queue_again(world: World, monkeypatch: pytest.MonkeyPa
     assert syphon.desk.progress()[0].waiting == 0
 
 
-def test_once_tells_of_messages_that_others_hold(world: World) -> None:
+def test_once_reports_messages_that_others_hold(world: World) -> None:
     world.divert_ids(["a", "b"])
     world.syphons[0].plan()  # and is killed
     second = world.new_syphon()

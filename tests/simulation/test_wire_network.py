@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.wire_clients import PLAIN, ClientRequest
-from tests.simulation.wire_network import (
-    WINDOW_BYTES,
-    ClientLink,
-    small_limits,
-)
+from tests.simulation.wire_network import WINDOW_BYTES, ClientLink, small_limits
 from tests.simulation.wire_story import WireWorld
 from twinbus.limits import NEVER_US
 from twinbus.message import BrokeredMessage
@@ -88,13 +84,13 @@ def test_a_server_forgets_a_reply_that_left_after_it_was_written(world: WireWorl
         pass_time(world, 0.2)
     conversation = link.server.conversation
     assert 0 < link.server.simulated.get_write_buffer_size() <= 1024  # no pause
-    assert conversation._unsent
+    assert conversation.unsent_requests
     link.reads_again_at = 0
     for _ in range(40):
         link.move()
         pass_time(world, 0.2)
     assert not conversation.unread_bytes
-    assert not conversation._unsent
+    assert not conversation.unsent_requests
 
 
 def test_a_server_hangs_up_on_a_client_that_does_not_read_the_goodbye(world: WireWorld) -> None:

@@ -269,6 +269,7 @@ class ObservedConnection(native.NativeConnection):
         super()._answer(request, value)
         undo = server_requests.undo_request(request, value)
         if undo is not None:
+            # where in the stream the reply ends, which no peer knows before it has read it
             end = self.simulated.bytes_taken + conversation._outgoing_bytes
             if has_ended:
                 self._observer.orphaned.append((request, value))
@@ -444,6 +445,7 @@ class ClientLink:
 
     def give_up(self, number: int) -> None:
         """Stop waiting for a reply."""
+        # the command of a request is asked before it is forgotten
         pending = self.conversation._pending.get(number)
         self.given_up.add(number)
         self.conversation.give_up(number)

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.namespaces import embedded
 from tests.simulation.wire_clients import (
     LOCK,
     QUEUES,
@@ -27,23 +28,17 @@ from tests.simulation.wire_clients import (
     Truth,
     ViolationError,
 )
-from tests.simulation.wire_network import (
-    ClientLink,
-    Connection,
-    SimulatedDoor,
-    small_limits,
-)
+from tests.simulation.wire_network import ClientLink, Connection, SimulatedDoor, small_limits
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.tokens import token_of
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.broker.turn.engine import EngineSettings, Storages
+from twinbus.broker.turn.engine import Storages
 from twinbus.clock import ManualClock, from_us
 from twinbus.entities import QueueDescription, dead_letter_path
-from twinbus.errors import MessagingError, SessionLockLostError
-from twinbus.ledger import NO_LEDGER
+from twinbus.errors import MessagingError
 from twinbus.limits import NEVER_US, SECOND_US
 from twinbus.message import to_messages
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.server_conversation import Phase, ServerConversation
@@ -75,9 +70,10 @@ class WireWorld:
         self.random = Random(seed)
         self.clock = ManualClock()
         self.truth = Truth()
-        settings = EngineSettings(directory=folder, ledger=NO_LEDGER, segment_bytes=4 * 1024**2)
         storages = Storages(FastStorage(), FastStorage())
-        self.namespace = EmbeddedNamespace(settings, self.clock, storages, threaded=False)
+        self.namespace = embedded(
+            folder, self.clock, storages, threaded=False, segment_bytes=4 * 1024**2
+        )
         for path in QUEUES:
             described = QueueDescription(
                 path=path,
@@ -231,9 +227,8 @@ class WireWorld:
             client.requests = [r for r in client.requests if not self._is_settled(r, now)]
         for link in self._links():
             conversation = link.conversation
-            self.truth.counts["steps with a ping of a client"] += (
-                conversation._pinged_at is not None
-            )
+            self.truth.counts["steps with a ping of a client"] += conversation.is_pinged
+            # a request that was given up is not pending for callers, but is for the machine
             if not conversation._pending:
                 self._check(conversation.next_event == NEVER_US, "an idle client has a next event")
                 self._check_late_locks(link)
@@ -256,6 +251,7 @@ class WireWorld:
             return True
         self._check(not request.link.is_over, "a request outlives its link:", request.command)
         self._check(request.deadline > now, "a request outlives its deadline:", request.command)
+        # as above
         known = request.link.conversation._pending.get(request.number)
         self._check(
             known is not None and known.request is request,
@@ -280,13 +276,14 @@ class WireWorld:
     def _check_withdrawn(self, link: ClientLink) -> None:
         """Check that the server lets a request go when it has read that the client gave it up."""
         conversation = link.server.conversation
-        known = conversation._open.keys() | conversation._deferred.keys()
+        unanswered = [*conversation.open_requests, *conversation.deferred_requests]
+        known = {request.number for request in unanswered}
         for number, end in link.withdrawn:
             if link.connection.to_server.bytes_read >= end:
                 self._check(number not in known, f"request {number} was withdrawn and still waits")
 
     def _check_bookkeeping(self, conversation: ServerConversation) -> None:
-        opened, found = [*conversation._open.values()], [*conversation._deferred.values()]
+        opened, found = [*conversation.open_requests], [*conversation.deferred_requests]
         fetching = sum(request.reply_bytes for request in opened)
         unanswered = sum(request.size for request in opened + found)
         expected = conversation.reply_bytes - conversation.unread_bytes
@@ -296,14 +293,14 @@ class WireWorld:
         counts["steps with held requests"] += conversation.has_deferred
         counts["steps of crowded connections"] += bool(self.door.attendance.crowded)
         counts["steps without reading"] += not conversation.may_read
-        counts["steps with a ping of the server"] += conversation._pinged_at is not None
+        counts["steps with a ping of the server"] += conversation.is_pinged
 
     def _check_broker(self) -> None:
         """Check that every request at the broker has a connection, and that no lock is orphaned."""
         opened = {
             id(request)
             for connection in self.door.connections
-            for request in connection.conversation._open.values()
+            for request in connection.conversation.open_requests
         }
         waiting = {id(request) for request in self._engine.waiting_requests()}
         self._check(waiting <= opened, "a request waits at the broker for nobody")
@@ -327,11 +324,8 @@ class WireWorld:
     def _is_locked(self, command: Any, value: Any) -> bool:
         queue = self._queue(command.path)
         if isinstance(command, c.AcceptSession):
-            try:
-                queue._hold(value.lock)
-            except SessionLockLostError:
-                return False
-            return True
+            hold = queue.sessions.hold(value.lock.session_id)
+            return hold is not None and token_of(hold.lock, 0) == value.lock.lock_token
         if isinstance(command, c.LeaseRange):
             return queue.leases.find(value.epoch) is not None
         if getattr(command, "session", None) is not None:
@@ -359,6 +353,7 @@ class WireWorld:
 
     def _is_busy(self) -> bool:
         return any(
+            # as above
             client.retries or client.requests or (link and link.conversation._pending)
             for client in self.clients
             for link in [client.link if client.link and not client.link.is_over else None]
@@ -376,12 +371,12 @@ class WireWorld:
         for connection in self.door.connections:
             conversation = connection.conversation
             kept = {
-                "open requests": len(conversation._open),
+                "open requests": len(conversation.open_requests),
                 "deferred requests": conversation.has_deferred,
                 "expected replies": conversation.reply_bytes - conversation.unread_bytes,
                 "unanswered bytes": conversation.request_bytes,
                 "unread bytes": conversation.unread_bytes,
-                "unsent replies": len(conversation._unsent),
+                "unsent replies": len(conversation.unsent_requests),
             }
             left = {name: count for name, count in kept.items() if count}
             self._check(not left, f"an idle conversation keeps {left}")

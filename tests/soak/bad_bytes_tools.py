@@ -131,7 +131,7 @@ class Exchange:
         self.write(hello(token) if greeting is None else greeting)
 
     def write(self, *said: bytes) -> None:
-        """Write; the server may have hung up already, which the reading then tells."""
+        """Write; the server may have hung up already, which the next read then shows."""
         with contextlib.suppress(OSError):
             self.line.sendall(b"".join(said))
 

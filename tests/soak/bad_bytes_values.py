@@ -177,7 +177,7 @@ def _is_answered(target: Target, plain: dict[str, Any], what: str) -> bool:
 
 
 def _is_internal(target: Target, value: object, what: str) -> bool:
-    """Whether an error tells of trouble inside the broker, which no client may cause."""
+    """Whether an error reports trouble inside the broker, which no client may cause."""
     if not isinstance(value, BrokerRestartingError) and type(value) is not MessagingError:
         return False
     target.find(f"{what}: {value!r:.100}")

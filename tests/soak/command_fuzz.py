@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tests.inside import has_unwritten_settlements, requests_of_slow_disk
 from tests.scenarios.site import Site
 from tests.soak.command_fuzz_values import PATHS, SUBSCRIPTIONS, TOPICS, Known, Maker
 from twinbus.broker.accounts.throttle import Thresholds
@@ -151,7 +152,7 @@ class Round:
         self.repair()
         self.site.wait(minutes=5)
         self.check()
-        if self.site.engine.health.spilling or self.site.engine._delayed_replies:
+        if self.site.engine.health.spilling or requests_of_slow_disk(self.site.engine):
             raise FuzzError("the disks work again, but the broker does not use them")
         self.browse()
         self.site.embedded.close()
@@ -231,7 +232,7 @@ class Round:
         if self.random.random() < 0.5:
             self.site.embedded.close()
         else:  # as a killed process: the requests that wait are never answered
-            settled &= not engine._kept
+            settled &= not has_unwritten_settlements(engine)
             self.site.embedded.crash()
             self.waiting = []
         self.site.open()
@@ -256,9 +257,7 @@ class Round:
         if faults:
             raise FuzzError(f"{faults} {self.asked()}")
         waiting = {id(request) for request in engine.waiting_requests()}
-        waiting |= {
-            id(request) for request, _ in engine._delayed_replies
-        }  # until a slow disk has taken it
+        waiting |= {id(request) for request in requests_of_slow_disk(engine)}
         for call in self.waiting:
             if call.done:
                 self.learn(call)
@@ -267,7 +266,11 @@ class Round:
         self.waiting = [call for call in self.waiting if not call.done]
 
     def learn(self, call: BlockingRequest) -> None:
-        error, value = call._error, call._value
+        error, value = None, None
+        try:
+            value = call.result(0)
+        except MessagingError as refusal:
+            error = refusal
         kind = type(call.command).__name__
         self.outcome.answers[f"{kind} {type(error).__name__ if error else 'ok'}"] += 1
         if isinstance(error, CommandFailedError | BrokerRestartingError):

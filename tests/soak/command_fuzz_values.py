@@ -67,7 +67,7 @@ SUBSCRIPTIONS = ["all", "red", "held", "on"]
 
 @dataclass
 class Known:
-    """What replies have told, with the path it is about: what is stale by now too."""
+    """What replies have brought, with the path it is about: what is stale by now too."""
 
     tokens: list[tuple[str, bytes]] = field(default_factory=list)
     sessions: list[tuple[str, c.SessionLock]] = field(default_factory=list)

@@ -22,7 +22,7 @@ from typing import IO
 
 @dataclass
 class Ledger:
-    """What the broker told, over all its lives."""
+    """What the broker reported, over all its lives."""
 
     acknowledged: set[str] = field(default_factory=set)
     taking: set[str] = field(default_factory=set)
@@ -99,7 +99,7 @@ def _wait_until_ready(lines: IO[str], process: "subprocess.Popen[bytes]") -> set
 
 
 def run(kills: int, seed: int, *, progress: bool = False) -> Ledger:
-    """Kill so many brokers; return what they told."""
+    """Kill so many brokers; return what they reported."""
     generator, ledger = random.Random(seed), Ledger()
     with tempfile.TemporaryDirectory(prefix="twinbus-crash-") as folder:
         for kill in range(1, kills + 1):

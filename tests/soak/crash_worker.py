@@ -1,4 +1,4 @@
-"""A broker under load that expects to be killed; it tells its parent what it knows, line by line.
+"""A broker under load that expects to be killed; it reports to its parent, line by line.
 
 ready                         the load begins
 held ID ...                   everything in the queue at start (several lines)
@@ -108,7 +108,7 @@ def insist(
 
 
 def main() -> None:
-    """Open the directory, tell what is there, and work until killed."""
+    """Open the directory, report what is there, and work until killed."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--life", type=int, required=True)

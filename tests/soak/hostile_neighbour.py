@@ -105,7 +105,7 @@ class Street:
     """A server, its entities and the keys of everybody."""
 
     def __init__(self, server: ServerProcess) -> None:
-        self._server = server
+        self.server = server
         self.root = ServerNamespace(ConnectionString.parse(server.connection_string))
         small: dict[str, Any] = {"max_size_in_megabytes": 64}
         for description in (
@@ -136,7 +136,7 @@ class Street:
         return ConnectionString(
             place=Place.SERVER,
             host="127.0.0.1",
-            port=self._server.port,
+            port=self.server.port,
             key_name=path,
             key=secret,
             entity_path=path,

@@ -32,8 +32,8 @@ from tests.soak.pairing_site import (
     Twins,
     bring_home,
     twins_at_work,
-    until,
 )
+from tests.waiting import until
 from twinbus import MessagingError, MessagingFactory, NamespaceManager
 from twinbus.connection import ConnectionString
 from twinbus.demo.audit import Findings, Handovers, browse_queues, examine
@@ -80,7 +80,7 @@ class Application:
             while not self._is_stopping.wait(PACE_S):
                 self._go_round()
                 self.rounds += 1
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported to the parent
             self.trouble = f"{self.name}: {error!r:.300}"
 
     def _go_round(self) -> None:

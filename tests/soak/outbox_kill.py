@@ -24,7 +24,8 @@ from itertools import count
 from pathlib import Path
 
 from tests.soak.pairing_site import PRIMARY
-from tests.soak.syphon_kill import MARK, end_all, until
+from tests.soak.syphon_kill import MARK, end_all
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,

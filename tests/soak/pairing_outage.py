@@ -35,9 +35,9 @@ from tests.soak.pairing_site import (
     sends_to_secondary,
     syphon_at_work,
     twins_at_work,
-    until,
 )
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     Claim,
     MessagingError,
@@ -54,7 +54,7 @@ from twinbus.pairing.rotation import queue_of
 from twinbus.protocol.commands import PutKey
 from twinbus.testing.pausing import resume_process
 
-# -- what came of it -----------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -140,7 +140,7 @@ def note_untouched(twins: Twins, outcome: Outcome, before: list[dict[str, Any]])
     outcome.complaints += [f"sent to the secondary: {row}" for row in after if row not in before]
 
 
-# -- scenarios -----------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 
 Blow = Callable[[ServerProcess], None]
 
@@ -234,7 +234,7 @@ def _with_key(connection_string: str, key: SharedAccessKey) -> str:
 
 
 def throttled(seed: int) -> Outcome:
-    """Send more than the primary takes: who has the time waits, who has not is told."""
+    """Send more than the primary takes: clients with time wait, clients without get an error."""
     outcome = Outcome("busy primary")
     with twins_at_work(seed, "[limits]\nentity_operations_per_second = 40") as twins:
         hasty, patient = twins.join(Terms()), twins.join(Terms(policy=PATIENT))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -53,15 +54,7 @@ PING_INTERVAL = timedelta(seconds=1)
 R = TypeVar("R")
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
-        time.sleep(0.01)
-
-
-# -- clients -----------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +67,7 @@ class Refusal:
 
 
 class Worker:
-    """One thread that sends in its way, and keeps what it was told."""
+    """One thread that sends in its way, and keeps the answers."""
 
     def __init__(self, name: str, sender: MessageSender, generator: random.Random) -> None:
         self.name = name
@@ -105,7 +98,7 @@ class Worker:
                 self._send(began)
                 if len(self.refused) == refused:
                     self.successes.append(began)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported to the parent
             self.trouble = f"{self.name}: {error!r:.300}"
 
     def _send(self, began: float) -> None:
@@ -210,7 +203,7 @@ class Terms:
     preserve_order: bool = False
 
 
-# -- two servers ---------------------------------------------------------------------------------
+# -- two servers -----------------------------------------------------------------------------------
 
 
 class Twins:
@@ -303,7 +296,7 @@ def twins_at_work(seed: int, limits: str = "", queue: str = "") -> Iterator[Twin
             twins.close()
 
 
-# -- the way home --------------------------------------------------------------------------------
+# -- the way home ----------------------------------------------------------------------------------
 
 
 @dataclass

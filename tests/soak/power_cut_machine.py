@@ -1,4 +1,4 @@
-"""A machine that runs a broker, loses its power, and is looked at by somebody who knows the truth.
+"""A machine that runs a broker, loses its power, and is checked by a model that knows the truth.
 
 A boot opens the namespace on disks that remember what is durable. The power fails at an operation
 that was drawn before, perhaps during the boot, or at a quiet moment. `cut` writes one of the states
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tests.inside import has_unwritten_settlements
 from tests.soak.power_cut_model import BrokenPromiseError, Copy, Model
 from twinbus.broker.entities.topic import Topic
 from twinbus.broker.store.log import Log
@@ -134,7 +135,7 @@ class Machine:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a record may be on the disk though the broker was told that it is not."""
+        """Whether a record may be on the disk although the disk reported that it is not."""
         return self.log.is_sick and not self.log.full
 
     def heal_disks(self) -> None:
@@ -164,7 +165,7 @@ class Machine:
     # -- asking --------------------------------------------------------------------------------
 
     def run(self, *steps: Step) -> None:
-        """Carry out commands in one turn, and tell the model."""
+        """Execute commands in one turn, and update the model."""
         self.trace.append("; ".join(_brief(step.command) for step in steps))
         self.record = self.engine.log.last_record
         self.was_troubled = self.is_troubled
@@ -209,7 +210,7 @@ class Machine:
         if not self.is_up:
             return
         _check_health(self.engine)
-        if not self.engine._kept:
+        if not has_unwritten_settlements(self.engine):
             self.model.written(self.engine.log.last_record)
 
     # -- the cut -------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Lease:
     epoch: int
     until_us: int
     ids: dict[int, str]  # by sequence number
-    is_sure: bool = True  # False: somebody may have released it
+    is_sure: bool = True  # False: another client may have released it
 
 
 class Register:

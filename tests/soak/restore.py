@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -29,6 +29,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,
@@ -52,7 +53,6 @@ from twinbus.testing import Mover
 
 ORDERS, PRIMARY = "orders", "namespace"  # a server calls itself after its directory
 QUEUES = 2
-DEADLINE_S = 60.0
 LEDGER_S = 2.5  # the ledger is written every second
 CONFIG = '[ledger]\nroll_interval = "1s"\n'
 WHICH = {"primary": {"primary"}, "secondary": {"secondary"}, "both": {"primary", "secondary"}}
@@ -60,14 +60,6 @@ WHEN = ("before", "during", "after")
 POLICY = RetryPolicy(
     operation_timeout=timedelta(seconds=2), max_backoff=timedelta(milliseconds=200)
 )
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.05)
 
 
 @dataclass(frozen=True, slots=True)

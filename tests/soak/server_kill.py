@@ -29,7 +29,7 @@ FENCE_S = 0.5  # a completion this long before a kill was synced by other client
 
 @dataclass
 class Ledger:
-    """What clients were told, over all lives of the server. A copy is ID:NUMBER."""
+    """What clients reported, over all lives of the server. A copy is ID:NUMBER."""
 
     sent: set[str] = field(default_factory=set)  # acknowledged sends
     received: dict[str, float] = field(default_factory=dict)  # copies, when they came last
@@ -37,7 +37,7 @@ class Ledger:
     complaints: list[str] = field(default_factory=list)
 
     def read(self, reported: Path) -> None:
-        """Take in what one client told."""
+        """Add what one client reported."""
         for line in reported.read_text().splitlines():
             word, _, rest = line.partition(" ")
             if word == "complaint":
@@ -52,7 +52,7 @@ class Ledger:
                 self.completed.update(dict.fromkeys(items, float(when)))
 
     def receive(self, copies: list[str], when: float) -> None:
-        """Note copies that came; clients tell independently, so the latest time counts."""
+        """Note copies that came; clients report independently, so the latest time counts."""
         for copy in copies:
             self.received[copy] = max(when, self.received.get(copy, 0.0))
 

@@ -1,4 +1,4 @@
-"""A client of a server that is killed now and then; it tells its parent what it knows.
+"""A client of a server that is killed now and then; it reports to its parent what it knows.
 
 sent TIME ID ...               these were acknowledged
 received TIME ID:NUMBER ...    delivered here

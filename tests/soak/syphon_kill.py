@@ -34,6 +34,7 @@ from pathlib import Path
 
 from tests.soak.pairing_site import PRIMARY, named
 from tests.soak.server_process import ServerProcess
+from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
     MessageSender,
@@ -112,15 +113,7 @@ def plan(kills: int, generator: random.Random) -> list[Victim]:
     return [*once, *more][:kills]
 
 
-def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s in vain until {what}"
-        time.sleep(0.1)
-
-
-# -- processes -----------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +271,7 @@ class SyphonProcess:
         return self._log.read_text(errors="replace")[-3000:]
 
 
-# -- clients -------------------------------------------------------------------------------------
+# -- clients ---------------------------------------------------------------------------------------
 
 
 class Client:
@@ -303,7 +296,7 @@ class Client:
         try:
             while not self._stop.wait(self._generator.uniform(0, 2 * PACE_S)):
                 self._divert(self._generator.choice(DESTINATIONS), self._generator.choice(BATCHES))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent is told
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is reported to the parent
             self.trouble = f"{self._name}: {error!r:.300}"
 
     def _divert(self, destination: str, count: int) -> None:
@@ -325,7 +318,7 @@ class Client:
         assert not self._thread.is_alive(), f"a send of {self._name} does not end"
 
 
-# -- what came of it -----------------------------------------------------------------------------
+# -- what came of it -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -383,7 +376,7 @@ class Outcome:
         assert not self.complaints, "\n".join(self.complaints)
 
 
-# -- the site ------------------------------------------------------------------------------------
+# -- the site --------------------------------------------------------------------------------------
 
 
 def _server(folder: Path, config: str, door: Door) -> ServerProcess:
@@ -481,7 +474,7 @@ class Site:
             return condition()
 
         try:
-            until(holds, what)
+            until(holds, what, DEADLINE_S)
         except AssertionError as error:
             raise AssertionError(f"{error}; the syphon: {self._syphon.complaints()}") from None
 
@@ -580,7 +573,9 @@ class Site:
         outcome.exit_code = self._syphon.stop()
         outcome.lives = self._syphon.lives
         try:
-            until(lambda: not self._syphon.remains(), "what the syphon started has ended")
+            until(
+                lambda: not self._syphon.remains(), "what the syphon started has ended", DEADLINE_S
+            )
         except AssertionError as error:
             left = [part.name for part in self._syphon.remains()]
             self._complain(f"{error}: {left}")

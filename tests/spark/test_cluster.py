@@ -139,7 +139,7 @@ def twins(tmp_path: Path) -> Iterator[Twins]:
 
 
 def drain_on(cluster: Cluster, twins: Twins) -> str:
-    """Run `twinbus syphon --once` on a cluster; return what it told."""
+    """Run `twinbus syphon --once` on a cluster; return what it printed."""
     every_worker = {
         "spark.cores.max": str(WORKERS),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # begins when all are there

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from datetime import timedelta
@@ -80,6 +79,7 @@ def strings_of(pairing: SendAvailabilityPairing) -> list[ConnectionString]:
     """Return the connection strings that the workers of a pairing's syphon got."""
     syphon = pairing.syphon
     assert isinstance(syphon, Syphon)
+    # the syphon shows no connection string, because it holds a key
     return [ConnectionString.parse(text) for text in (syphon._primary, syphon._secondary)]
 
 
@@ -229,7 +229,7 @@ def holders(secret: bytes, folders: list[Path]) -> list[str]:
             files += [process / "cmdline", process / "environ"]
     found = []
     for file in files:
-        with suppress(OSError):  # it has ended, or belongs to somebody else
+        with suppress(OSError):  # it has ended, or belongs to another user
             if secret in file.read_bytes():
                 found.append(str(file))
     return found
@@ -308,11 +308,9 @@ def application(folder: Path, *, is_first: bool) -> None:
             piece = ids[at : at + PIECE]
             sender.send_batch([BrokeredMessage(bytes(1000), message_id=item) for item in piece])
         switch(home.manager, EntityStatus.ACTIVE)
-        while not home.count():
-            time.sleep(0.001)
+        until(home.count, "some are home")
         os.kill(os.getpid(), signal.SIGKILL)
-    while manager.get_runtime_properties(BACKLOG).active_message_count:
-        time.sleep(0.05)
+    until(lambda: not manager.get_runtime_properties(BACKLOG).active_message_count, "all are home")
     home.close()
 
 

@@ -16,7 +16,7 @@ from twinbus.syphon.transform_query import Transform
 
 
 def reported(progress: Any) -> dict[str, Any]:
-    """Return what the source of a query told in its last progress."""
+    """Return what the source of a query reported in its last progress."""
     latest = progress.sources[0].latestOffset if progress is not None else None
     return dict(json.loads(latest)) if latest else {}
 
@@ -40,7 +40,7 @@ def test_the_progress_of_a_syphon_counts_messages(twins: Twins) -> None:
 
 
 @pytest.mark.parametrize("transform", [None, lambda messages: messages])
-def test_each_batch_of_a_syphon_tells_what_it_carried(
+def test_each_batch_of_a_syphon_reports_what_it_carried(
     spark: SparkSession, twins: Twins, transform: Transform | None
 ) -> None:
     twins.primary.queue()

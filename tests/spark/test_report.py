@@ -133,7 +133,7 @@ def test_days_that_are_not_asked_for_are_not_even_looked_at(lived: Story) -> Non
     assert {path.parent.name for path in files} == {"day=2030-01-02"}
 
 
-# -- what was done behind the broker's back ----------------------------------------------------
+# -- what was done behind the broker's back --------------------------------------------------------
 
 
 def _open(folder: Path, clock: ManualClock) -> EmbeddedNamespace:
@@ -151,6 +151,7 @@ def _blot_out(folder: Path, number: int) -> None:
     segment = log.segments[records[at].parts[0][1].segment]
     begin = _offset(records[at])
     end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
+    # damage that no broker does
     fill_gap(log._storage, segment, begin, end, number)
     log.close()
 
@@ -193,7 +194,7 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
     assert ids[1] not in page
 
 
-# -- bad files ---------------------------------------------------------------------------------
+# -- bad files -------------------------------------------------------------------------------------
 
 
 def _damage(file: Path) -> None:
@@ -223,7 +224,7 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
     assert bad.name in report_page(report)
 
 
-# -- the command -------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("spark")

@@ -1,4 +1,4 @@
-"""What the data source once stumbled over, law by law, on real Spark."""
+"""Failures of the data source that were found once, each with its rule, on real Spark."""
 
 from pathlib import Path
 from shutil import rmtree

@@ -140,7 +140,7 @@ def test_a_destination_that_is_switched_off_gets_its_messages_later_and_in_order
     assert any("takes its messages again" in line for line in reported)
 
 
-def test_once_ends_although_a_destination_fails_and_tells_what_is_left(twins: Twins) -> None:
+def test_once_ends_although_a_destination_fails_and_reports_what_is_left(twins: Twins) -> None:
     twins.primary.queue(status=EntityStatus.SEND_DISABLED)
     twins.primary.queue("other")
     twins.divert_ids(numbered("m", 10))

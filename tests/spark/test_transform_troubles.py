@@ -1,4 +1,4 @@
-"""What transforms once stumbled over, law by law, on real Spark."""
+"""Failures of transforms that were found once, each with its rule, on real Spark."""
 
 import pytest
 from pyspark.sql import DataFrame

@@ -1,6 +1,5 @@
 """Two namespaces behind real doors, and sentences about what is in them."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -8,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from tests import waiting
 from twinbus import (
     BrokeredMessage,
     MessagingFactory,
@@ -31,11 +31,8 @@ DEADLINE_S = 240.0  # of every wait: far longer than anything here takes
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Return when a condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S:.0f} s in vain until {what}"
-        time.sleep(0.05)
+    """Return when a condition holds, with the patience that Spark needs."""
+    waiting.until(condition, what, DEADLINE_S)
 
 
 class End(Closable):

@@ -148,17 +148,18 @@ def test_a_listening_key_receives_settles_and_browses_and_no_more() -> None:
     assert allowed(admitted(key(Claim.LISTEN))) == LISTENING
 
 
-def test_what_a_token_was_found_to_allow_is_remembered_within_a_bound() -> None:
+def test_the_claims_that_a_token_was_found_to_have_are_remembered_within_a_bound() -> None:
     admission = admitted(key(Claim.SEND))
     for number in range(2 * ALLOWED_REMEMBERED):
         command = c.Send(f"queue{number}", [BrokeredMessage()])
         assert allows(admission, command)
         assert allows(admission, command)
         assert not allows(admission, c.Receive(f"queue{number}"))
+    # only memory shows what is remembered
     assert 0 < len(admission._allowed) <= ALLOWED_REMEMBERED
 
 
-def test_what_is_remembered_of_one_origin_or_path_is_not_known_of_another() -> None:
+def test_claims_remembered_for_one_origin_or_path_are_not_used_for_another() -> None:
     admission = admitted(key(Claim.SEND, path="orders"))
     sender = c.Origin(sender_source(1), range(1))
     assert allows(admission, c.Send("orders", [BrokeredMessage()], sender))

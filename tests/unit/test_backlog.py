@@ -1,4 +1,4 @@
-"""Messages of the backlog: what is diverted comes home as it was, and poison is told apart."""
+"""Messages of the backlog: what is diverted comes home as it was, and poison is recognised."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -213,7 +213,7 @@ def test_batches_of_any_length_are_diverted_alike(count: int) -> None:
 
 @replayed_at_length
 @given(batches, paths, origins)
-def test_what_was_diverted_comes_back_with_every_field_and_type(
+def test_a_diverted_message_comes_back_with_every_field_and_type(
     sent: list[BrokeredMessage], path: str, source: str | None
 ) -> None:
     home = restored(diverted(to_batch(sent), path, origin_of(source, 5, len(sent))))

@@ -93,7 +93,7 @@ def test_when_it_flows_again_all_go() -> None:
     assert epochs(book.tasks(SECOND_US)) == [[2], [3]]
 
 
-def test_what_could_not_be_read_is_not_overtaken() -> None:
+def test_messages_that_could_not_be_read_are_not_overtaken() -> None:
     book = book_of("a")
     grant(book, "a", 1, 2)
     book.absorb([Carried("a", range_of(1), unread=DOWN), kept("a", 2, "x")], 0)
@@ -101,7 +101,7 @@ def test_what_could_not_be_read_is_not_overtaken() -> None:
     assert epochs(book.tasks(SECOND_US)) == [[1, 2]]
 
 
-def test_what_lies_behind_a_lost_lease_is_given_back() -> None:
+def test_ranges_behind_a_lost_lease_are_released() -> None:
     book = book_of("a")
     grant(book, "a", 1, 2, 3)
     lost = [Carried("a", range_of(2), unread=STALE), Carried("a", range_of(3), unread=OVERTAKING)]

@@ -328,7 +328,7 @@ def test_settings_that_differ_become_those_of_the_file(
     )
 
 
-def test_what_the_file_does_not_name_is_left_alone(
+def test_settings_that_the_file_does_not_name_stay_as_they_are(
     read: Read, namespace: EmbeddedNamespace
 ) -> None:
     mine = QueueDescription(path="mine", max_delivery_count=5)

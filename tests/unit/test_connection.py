@@ -360,7 +360,7 @@ def test_any_parts_with_any_separator_are_taken_apart_or_refused_without_showing
         f"{SERVER};SharedAccessSignature={sign_token(RESOURCE, 'Root', KEY, EXPIRES_S)}",
     ],
 )
-def test_what_was_taken_apart_can_be_put_together_again(text: str) -> None:
+def test_a_parsed_connection_string_can_be_written_again(text: str) -> None:
     connection = ConnectionString.parse(text)
     assert ConnectionString.parse(connection.to_text()) == connection
 

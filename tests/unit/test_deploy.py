@@ -60,7 +60,7 @@ def container_command() -> list[str]:
     ],
     ids=["server", "syphon", "page", "container"],
 )
-def test_what_is_started_is_a_command_with_options_that_it_has(command: list[str]) -> None:
+def test_deployed_commands_exist_with_their_options(command: list[str]) -> None:
     started = root.commands[command[0]]
     known = {name for parameter in started.params for name in parameter.opts}
     assert [word for word in command if word.startswith("--") and word not in known] == []
@@ -86,7 +86,7 @@ def test_systemd_finds_nothing_wrong_with_a_unit(tmp_path: Path, name: str) -> N
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_the_container_copies_exists() -> None:
+def test_files_that_the_container_copies_exist() -> None:
     text = (DEPLOY / "Containerfile").read_text()
     copied = re.findall(r"^COPY (?!--from)(\S+)", text, re.MULTILINE)
     assert copied == ["requirements/server.txt", "dist/twinbus-*.whl"]  # the last by `make dist`

@@ -33,7 +33,7 @@ def blocks_of(kind: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("block", blocks_of("python"))
-def test_what_the_docs_show_works(
+def test_the_blocks_of_the_docs_work(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_a_duplicate_does_not_make_the_window_longer() -> None:
     assert fresh(history, WINDOW, "a") == [True]
 
 
-def test_what_has_left_the_window_takes_no_space() -> None:
+def test_a_message_id_that_has_left_the_window_takes_no_space() -> None:
     history = DuplicateHistory(WINDOW)
     for now in range(10 * WINDOW):
         fresh(history, now, str(now))

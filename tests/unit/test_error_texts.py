@@ -67,7 +67,7 @@ def test_processes_add_to_one_file_and_a_place_keeps_a_few_texts(tmp_path: Path)
     assert parse(file.read_text()) == {place: [f"text {number}" for number in range(MOST_TEXTS)]}
 
 
-def test_what_is_shown_is_read_back() -> None:
+def test_an_error_text_that_is_shown_is_read_back() -> None:
     known = {("twinbus.cli.main", 3, "UsageError"): ["a", "b"]}
     add(known, ("twinbus.cli.main", 3, "UsageError"), "c \n d")
     assert parse("\n".join(shown(known))) == known

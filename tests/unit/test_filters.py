@@ -400,7 +400,7 @@ def test_a_correlation_filter_needs_every_field_it_names() -> None:
         "'",
     ],
 )
-def test_what_cannot_be_used_in_a_filter_is_refused_when_it_is_made(sql: str) -> None:
+def test_sql_that_cannot_be_used_in_a_filter_is_refused_when_the_filter_is_made(sql: str) -> None:
     with pytest.raises(InvalidArgumentError):
         compile_filter(SqlFilter(sql))
 
@@ -450,6 +450,6 @@ def test_an_action_counts_in_the_size_of_the_copy() -> None:
 @pytest.mark.parametrize(
     "sql", ["a = 1", "SET", "SET a", "REMOVE", "REMOVE 1", "DROP a", ";", "SET sys.TimeToLive = 1"]
 )
-def test_what_is_not_an_action_is_refused_when_it_is_made(sql: str) -> None:
+def test_sql_that_is_not_an_action_is_refused_when_the_action_is_made(sql: str) -> None:
     with pytest.raises(InvalidArgumentError):
         compile_action(SqlAction(sql))

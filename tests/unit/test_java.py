@@ -10,7 +10,7 @@ from twinbus.spark import java
 
 
 def fake_java(folder: Path, says: str) -> Path:
-    """Make a Java that tells its version."""
+    """Make a Java that prints its version."""
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
@@ -31,7 +31,7 @@ def test_a_version_is_understood(tmp_path: Path, says: str, version: int) -> Non
     assert java.version_of(fake_java(tmp_path, says)) == version
 
 
-def test_what_is_no_java_has_no_version(tmp_path: Path) -> None:
+def test_a_program_that_is_no_java_has_no_version(tmp_path: Path) -> None:
     assert java.version_of(tmp_path / "nothing") == 0
 
 

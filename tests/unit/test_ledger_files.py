@@ -72,11 +72,11 @@ def kept_days(ledger: Ledger) -> list[date]:
     return [day for day, _ in days(ledger.folder)]
 
 
-# -- writing -----------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LedgerKind)
-def test_what_was_written_is_read_back_as_it_was(tmp_path: Path, kind: LedgerKind) -> None:
+def test_rows_are_read_back_as_they_were_written(tmp_path: Path, kind: LedgerKind) -> None:
     rows = some_rows(kind=kind)
     [path] = Ledger(tmp_path, kind, RETENTION).write(rows, moment_us(NOON))
     assert pq.ParquetFile(path).read().replace_schema_metadata().equals(rows)
@@ -182,7 +182,7 @@ def test_a_reader_never_meets_half_a_file(ledger: Ledger) -> None:
     assert set(met) == {2000}
 
 
-# -- the mark ----------------------------------------------------------------------------------
+# -- the mark --------------------------------------------------------------------------------------
 
 
 def test_a_mark_is_remembered_and_the_last_one_counts(ledger: Ledger, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_mark_that_makes_no_sense_is_no_mark(ledger: Ledger, content: bytes) -
     assert ledger.read_mark() == 0
 
 
-# -- retention ---------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------
 
 
 def test_days_are_kept_for_the_retention_and_then_deleted_whole(ledger: Ledger) -> None:
@@ -285,7 +285,7 @@ def test_rows_of_a_day_to_come_do_not_make_today_old(ledger: Ledger) -> None:
     assert NOON.date() in kept_days(ledger)
 
 
-# -- footers -----------------------------------------------------------------------------------
+# -- footers ---------------------------------------------------------------------------------------
 
 
 def written_with(folder: Path, rows: pa.Table, **metadata: str) -> Path:
@@ -327,7 +327,7 @@ def test_zeros_where_a_power_failure_left_them_are_called_damaged(ledger: Ledger
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"{}\n" * 100])
-def test_what_is_no_parquet_is_called_damaged(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_parquet_is_reported_as_damaged(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.parquet"
     path.write_bytes(content)
     assert str(read_footer(path)).startswith(f"damaged: no whole Parquet file ({len(content)} ")
@@ -341,7 +341,7 @@ def test_a_folder_in_place_of_a_file_is_reported_and_not_raised(tmp_path: Path) 
     assert isinstance(read_footer(tmp_path), str)
 
 
-def test_parquet_of_somebody_else_is_called_foreign(tmp_path: Path) -> None:
+def test_parquet_of_another_program_is_reported_as_foreign(tmp_path: Path) -> None:
     path = tmp_path / "file.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     assert read_footer(path) == "foreign: a Parquet file, but not of a Twinbus ledger"
@@ -390,7 +390,7 @@ def test_whatever_is_wrong_with_a_file_is_reported_and_not_raised(
     assert isinstance(read_footer(path), str | Footer)
 
 
-# -- settings ----------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(wrong: dict[str, Any]) 
         LedgerSettings(**wrong)
 
 
-# -- size --------------------------------------------------------------------------------------
+# -- size ------------------------------------------------------------------------------------------
 
 
 def a_file(moment: str, size: int, number: int = 1, writer: str = "4f2a9c1e") -> LedgerFile:
@@ -515,6 +515,7 @@ def test_files_that_are_merged_while_they_are_looked_at_are_listed_again(
         looked_at.append(path)
         return look(kind, path)
 
+    # the merge must come between the listing of the files and their first use
     look = survey_module._look
     monkeypatch.setattr(survey_module, "_look", merge_first)
     monkeypatch.setattr(survey_module, "LEDGER_READERS", 1)

@@ -49,7 +49,7 @@ def test_a_final_cause_always_ends_a_message_and_no_other_does() -> None:
         assert (after is State.GONE) == (cause in FINAL)
 
 
-def test_what_the_log_keeps_of_a_state_is_a_state_without_a_lock() -> None:
+def test_a_state_in_the_log_is_a_state_without_a_lock() -> None:
     assert set(DURABLE) == set(State) - {State.PENDING}
     locked = {State.LOCKED, State.DEFERRED_LOCKED, State.LEASED, State.PENDING}
     assert locked.isdisjoint(DURABLE.values())

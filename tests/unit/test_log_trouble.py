@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.test_log import opened, saying, texts_of
+from tests.unit.log_words import opened, saying, texts_of
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill
 from twinbus.broker.store.storage import DiskStorage, Storage

@@ -189,7 +189,7 @@ def test_properties_of_one_name_may_differ_in_type_between_messages() -> None:
     assert [type(value) for value in found] == [int, str, float, bool, bytes]
 
 
-def test_what_only_the_broker_sets_is_left_behind() -> None:
+def test_fields_that_only_the_broker_sets_are_not_copied() -> None:
     sent = BrokeredMessage(body=b"x", sequence_number=7, dead_letter_reason="old")
     assert after_the_round_trip(sent) == replace(
         sent, sequence_number=None, dead_letter_reason=None
@@ -287,7 +287,9 @@ def test_an_identifier_that_is_too_long_is_refused_with_the_limit(name: str) -> 
     ],
     ids=["half a character", "in a property", "in a name"],
 )
-def test_what_does_not_fit_a_column_is_refused_as_an_argument(fields: dict[str, Any]) -> None:
+def test_a_value_that_does_not_fit_its_column_is_refused_as_an_argument(
+    fields: dict[str, Any],
+) -> None:
     with pytest.raises(InvalidArgumentError, match="surrogate"):
         BrokeredMessage(**fields)
 

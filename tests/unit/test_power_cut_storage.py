@@ -55,14 +55,14 @@ def states(folder: Path, name: str, content: bytes, changed: bytes) -> set[bytes
     return found
 
 
-def test_what_was_synced_is_there(tmp_path: Path) -> None:
+def test_data_that_was_synced_is_there(tmp_path: Path) -> None:
     for seed in SEEDS:
         disk = Disk(tmp_path / str(seed), seed)
         disk.make("a", b"content")
         assert disk.cut() == {"a": b"content"}
 
 
-def test_readers_see_at_once_what_is_not_durable(tmp_path: Path) -> None:
+def test_readers_see_data_before_it_is_durable(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     disk.write("a", b"content")
     assert (disk.directory / "a").read_bytes() == b"content"

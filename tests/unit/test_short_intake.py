@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.namespaces import engine_settings
 from tests.unit.properties import replayed
 from twinbus.broker.sending.short_intake import ShortIntake
 from twinbus.broker.store.log_format import PartKind
 from twinbus.broker.store.message_rows import MessageRows
-from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
+from twinbus.broker.turn.engine import Engine, Storages
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription, TopicDescription
 from twinbus.errors import MessagingError
-from twinbus.ledger import NO_LEDGER
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import CreateEntity, Origin, Send, SendReceipt
@@ -93,11 +93,10 @@ def carried_out(work: Sequence[Sequence[Send]], *, is_short: bool) -> list[Any]:
         if not is_short:
             patch.setattr(ShortIntake, "take", never)
             patch.setattr(ShortIntake, "take_columns", never)
-        settings = EngineSettings(
-            directory=Path(folder),
+        settings = engine_settings(
+            Path(folder),
             segment_bytes=1024 * 1024,
             namespace=NamespaceSettings(max_message_bytes=MAX_MESSAGE_BYTES),
-            ledger=NO_LEDGER,
         )
         engine = Engine(settings, ManualClock(), Storages(), threaded=False)
         for entity in ENTITIES:
@@ -136,7 +135,7 @@ def test_both_ways_lead_to_the_same(work: list[list[Send]]) -> None:
 
 
 def test_single_messages_to_a_plain_queue_take_the_short_way(tmp_path: Path) -> None:
-    settings = EngineSettings(directory=tmp_path, ledger=NO_LEDGER)
+    settings = engine_settings(tmp_path)
     engine = Engine(settings, ManualClock(), Storages(), threaded=False)
     engine.turn([Asked(CreateEntity(ENTITIES[0]))])
     origin = Origin(sender_source(1), range(1))

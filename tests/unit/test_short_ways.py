@@ -31,6 +31,7 @@ from twinbus.protocol.origins import sender_source
 from twinbus.protocol.requests import Request
 from twinbus.server.turns import CountingSelector, Turns
 
+ROUNDS = 10  # of a loop: more than any turn needs
 LATER = datetime(2031, 1, 1, tzinfo=UTC)
 texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 messages = st.builds(
@@ -61,12 +62,14 @@ def test_a_send_of_one_message_has_the_same_frame_either_way(
     message: BrokeredMessage, origin: Origin | None, number: int
 ) -> None:
     send = Send("orders", [message], origin)
+    # both ways give the same frame: from outside nobody knows which was taken
     short = wire._encode_single(number, send)
     assert short is None or joined(short) == joined(wire._encode_send(number, send))
 
 
 def test_the_usual_send_has_a_short_way() -> None:
     send = Send("orders", [BrokeredMessage(b"x")], Origin(sender_source(7), range(1)))
+    # see above
     assert wire._encode_single(1, send) is not None
 
 
@@ -229,7 +232,8 @@ def flushes_of(
         selector.ready = ready
         for group in requests:
             turns.add(group, may_turn=may_turn)
-        await asyncio.sleep(0.01)
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
 
     selector = CountingSelector()
     before = namespace.flushes.count
@@ -250,7 +254,7 @@ def test_requests_of_several_sockets_share_a_turn(namespace: EmbeddedNamespace) 
     assert flushes_of(namespace, 2, [1, 1], may_turn=True) == (1, [True, True])
 
 
-def test_what_does_not_come_from_a_socket_waits_for_the_next_round(
+def test_a_request_that_does_not_come_from_a_socket_waits_for_the_next_round(
     namespace: EmbeddedNamespace,
 ) -> None:
     assert flushes_of(namespace, 1, [1, 1], may_turn=False) == (1, [True, True])

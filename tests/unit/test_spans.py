@@ -42,7 +42,7 @@ def test_case_and_blanks_around_do_not_matter(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "30", "s", "-5s", "1.5h", "5 m", "1h 30m", "5w", "1h,30m", "ever", "5ss", "+5s"]
 )
-def test_what_is_no_length_of_time_is_refused_with_how_to_write_one(text: str) -> None:
+def test_a_text_that_is_no_length_of_time_is_refused_with_how_to_write_one(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"write one such as .*unlimited") as refused:
         parse_span(text)
     assert repr(text) in refused.value.text
@@ -51,13 +51,13 @@ def test_what_is_no_length_of_time_is_refused_with_how_to_write_one(text: str) -
 @pytest.mark.parametrize(
     "text", ["1000000000d", "9" * 30 + "h", "999999999d24h", "9" * 5000 + "s", "9" * 10**6]
 )
-def test_what_is_too_long_is_refused(text: str) -> None:
+def test_a_length_of_time_that_is_too_long_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         parse_span(text)
     assert len(refused.value.text) < 200
 
 
-def test_what_is_below_a_millisecond_is_left_out() -> None:
+def test_parts_below_a_millisecond_are_left_out() -> None:
     assert format_span(timedelta(seconds=1, microseconds=999)) == "1s"
 
 
@@ -110,7 +110,7 @@ def test_iso_spans_may_be_written_in_other_ways(text: str, span: timedelta) -> N
 @pytest.mark.parametrize(
     "text", ["", "P", "PT", "P1Y", "P1M", "1D", "-P1D", "PT1.S", "PT1D", "P1DT"]
 )
-def test_what_is_no_iso_span_is_refused(text: str) -> None:
+def test_a_text_that_is_no_iso_span_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="ISO 8601"):
         parse_iso_span(text)
 

@@ -95,7 +95,7 @@ def test_without_destinations_there_is_no_table() -> None:
     assert rendered(SyphonProgress(at=1.0, waiting=5)) == ["moved 0   waiting 5"]
 
 
-def test_what_waits_is_shown_while_spark_starts() -> None:
+def test_waiting_messages_are_shown_while_spark_starts() -> None:
     assert line(SyphonProgress(waiting=5)) == "moved 0   waiting 5   not running yet"
 
 

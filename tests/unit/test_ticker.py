@@ -203,7 +203,7 @@ def test_on_real_time_a_nudge_alone_starts_no_thread(real: Ticker, ticks: Ticks)
     assert threads() == []
 
 
-def test_what_is_due_on_real_time_is_done_in_a_thread(real: Ticker, ticks: Ticks) -> None:
+def test_a_tick_on_real_time_runs_in_a_thread(real: Ticker, ticks: Ticks) -> None:
     due = now() + SOON_US
     real.expect(due)
     assert ticks.come()
@@ -211,13 +211,13 @@ def test_what_is_due_on_real_time_is_done_in_a_thread(real: Ticker, ticks: Ticks
     assert ticks.times[0] >= due
 
 
-def test_what_becomes_due_earlier_does_not_wait_for_the_later(real: Ticker, ticks: Ticks) -> None:
+def test_an_earlier_due_time_does_not_wait_for_a_later_one(real: Ticker, ticks: Ticks) -> None:
     real.expect(now() + 3600 * SECOND_US)
     real.expect(now() + SOON_US)
     assert ticks.come()
 
 
-def test_what_is_due_later_does_not_put_off_the_earlier(real: Ticker, ticks: Ticks) -> None:
+def test_a_later_due_time_does_not_postpone_an_earlier_one(real: Ticker, ticks: Ticks) -> None:
     real.expect(now() + 100 * SOON_US)
     real.expect(now() + 3600 * SECOND_US)
     assert ticks.come()
@@ -258,7 +258,7 @@ def test_a_nudge_within_a_tick_of_the_thread_is_not_lost(real: Ticker, ticks: Ti
     assert ticks.most_at_once == 1
 
 
-def test_what_is_expected_within_a_tick_is_not_lost(real: Ticker, ticks: Ticks) -> None:
+def test_a_due_time_that_is_set_within_a_tick_is_not_lost(real: Ticker, ticks: Ticks) -> None:
     ticks.deed = Once(lambda: real.expect(now() + SOON_US))
     real.expect(now())
     assert ticks.come(2)

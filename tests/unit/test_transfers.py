@@ -100,7 +100,7 @@ def test_a_forgotten_origin_may_hand_over_again() -> None:
 
 @replayed
 @given(st.lists(st.tuples(st.sampled_from("ab"), spans)))
-def test_what_is_written_down_of_origins_restores_them(
+def test_the_facts_of_origins_restore_them(
     taken: list[tuple[str, tuple[int, int]]],
 ) -> None:
     transfers, restored = Transfers(), Transfers()
@@ -121,7 +121,7 @@ def test_the_latest_senders_are_known() -> None:
     transfers = Transfers()
     for number in range(1, KNOWN_SENDERS + 1):
         transfers.take(sender_source(number), [(0, 9)])
-    transfers.take(sender_source(1), [(10, 19)])  # heard of again
+    transfers.take(sender_source(1), [(10, 19)])  # a repeat
     transfers.take(sender_source(KNOWN_SENDERS + 1), [(0, 9)])
     asked = np.array([5])
     assert transfers.taken(sender_source(1), asked).all()

@@ -1,4 +1,4 @@
-"""What a type checker tells the users of the public face: right use passes, wrong use does not."""
+"""What a type checker reports to users of the public face: right use passes, wrong use does not."""
 
 import os
 import re

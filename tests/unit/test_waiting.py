@@ -216,7 +216,7 @@ def test_a_message_that_ends_takes_no_size(cause: Cause) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["counts", "size_in_bytes", "sequence", "first_active"])
-def test_what_does_not_add_up_is_found(spoil: str) -> None:
+def test_counts_that_do_not_add_up_are_found(spoil: str) -> None:
     waiting = Waiting()
     at = added(waiting, rows(3))
     if spoil == "counts":
@@ -226,6 +226,7 @@ def test_what_does_not_add_up_is_found(spoil: str) -> None:
     elif spoil == "sequence":
         waiting.put("sequence", at[:1], 2)
     else:
+        # damage that no caller can do
         waiting._first_active = 1
     assert len(waiting.faults()) == 1
 

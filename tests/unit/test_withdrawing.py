@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from twinbus.broker.turn.engine import EngineSettings
+from tests.inside import turn_taken
+from tests.namespaces import embedded
 from twinbus.clock import ManualClock
-from twinbus.ledger import NO_LEDGER
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import ReadMeter
 from twinbus.protocol.requests import Request
 
@@ -23,9 +22,8 @@ class Noted(Request):
 def test_a_new_request_is_not_taken_for_one_that_was_withdrawn_during_a_turn(
     tmp_path: Path,
 ) -> None:
-    settings = EngineSettings(directory=tmp_path / "namespace", ledger=NO_LEDGER)
-    namespace = EmbeddedNamespace(settings, ManualClock(), threaded=False)
-    with namespace._writer._turn_lock:  # another thread has the turn
+    namespace = embedded(tmp_path / "namespace", ManualClock(), threaded=False)
+    with turn_taken(namespace):
         namespace.withdraw([Noted(ReadMeter())])
     request = Noted(ReadMeter())  # Python gives it the memory of an object that is gone
     namespace.hand_over([request])

@@ -99,6 +99,11 @@ class ClientConversation:
         self._send([FrameKind.GOODBYE, "", "", {}])
 
     @property
+    def is_pinged(self) -> bool:
+        """Whether the server owes an answer to a ping."""
+        return self._pinged_at is not None
+
+    @property
     def has_pending(self) -> bool:
         """Whether a request waits for a reply."""
         return any(pending.request is not None for pending in self._pending.values())

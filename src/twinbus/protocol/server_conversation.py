@@ -344,6 +344,26 @@ class ServerConversation:
         return bool(self._deferred)
 
     @property
+    def deferred_requests(self) -> "list[ServerRequest]":
+        """The requests that wait for credit, in order."""
+        return list(self._deferred.values())
+
+    @property
+    def open_requests(self) -> "list[ServerRequest]":
+        """The requests that the broker has and has not answered."""
+        return list(self._open.values())
+
+    @property
+    def unsent_requests(self) -> "list[ServerRequest]":
+        """The answered requests whose replies hold locks and have not left."""
+        return [request for _, request, _ in self._unsent]
+
+    @property
+    def is_pinged(self) -> bool:
+        """Whether the client owes an answer to a ping."""
+        return self._pinged_at is not None
+
+    @property
     def _is_choked(self) -> bool:
         return self.unread_bytes > MAX_UNREAD_BYTES
 

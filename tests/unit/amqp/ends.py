@@ -16,6 +16,7 @@ from twinbus.amqp.performatives import (
     AttachFrame,
     BeginFrame,
     DetachFrame,
+    ErrorCondition,
     FlowFrame,
     OpenFrame,
     Source,
@@ -27,6 +28,7 @@ from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.session import AmqpSession
 
 Kind = TypeVar("Kind")
+WHY = ErrorCondition(condition="amqp:not-found", description="no such queue", info={})
 
 
 def frames_of(data: bytes, *, has_header: bool = False) -> list[tuple[int, Composite, bytes]]:
@@ -309,3 +311,15 @@ def transfer(delivery_id: int | None = 0, **changes: Any) -> TransferFrame:
     """Return a transfer on the handle 0."""
     fields: dict[str, Any] = {"handle": 0, "delivery_tag": b"t", "message_format": 0}
     return TransferFrame(delivery_id=delivery_id, **(fields | changes))
+
+
+def flow(seen: int, *, window: int, credit: int, **changes: Any) -> FlowFrame:
+    """Return a flow of a receiver on the handle 0."""
+    fields: dict[str, Any] = {"handle": 0, "delivery_count": 0, "link_credit": credit}
+    return FlowFrame(
+        next_incoming_id=seen,
+        incoming_window=window,
+        next_outgoing_id=0,
+        outgoing_window=9,
+        **(fields | changes),
+    )

@@ -158,7 +158,7 @@ def test_a_begin_cannot_answer_a_session_twice() -> None:
     assert why(peer.answers()[-1]) == Condition.NOT_ALLOWED
 
 
-def test_what_a_broken_peer_still_sends_is_dropped_until_it_closes() -> None:
+def test_frames_of_a_broken_peer_are_dropped_until_it_closes() -> None:
     peer = linked()
     peer.send(OPEN)
     peer.send(attach("b", handle=1), transfer(), FLOW)
@@ -383,7 +383,7 @@ def test_a_flood_of_attaches_is_bounded() -> None:
     assert len(peer.of(AttachRequested)) == 6
 
 
-def test_what_attaches_say_is_bounded_for_all_links_together() -> None:
+def test_the_size_of_attaches_is_bounded_for_all_links_together() -> None:
     peer = RawPeer(accepts=False)
     peer.send(OPEN, BEGIN)
     filler = "n" * (MAX_AMQP_KEPT_FRAME_BYTES - 200)
@@ -407,6 +407,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
         peer.send(DetachFrame(handle=1, closed=True))
         peer.send(BEGIN, attach(f"s{number}"), EndFrame(), channel=1)
     assert peer.connection.link_count == 1
+    # a name that is kept shows only in memory
     assert len(peer.connection._names) == 1
     assert len(list(peer.connection.sessions)) == 1
 
@@ -430,6 +431,7 @@ def test_ranges_cost_what_they_find_and_not_their_length() -> None:
 
     outcomes = link.session.outcomes
     counting = Counting()
+    # the steps are counted, because their time is not a matter of the clock
     counting._numbers, counting._owners = outcomes._sent._numbers, outcomes._sent._owners
     outcomes._sent = counting
     for _ in range(50):
@@ -447,6 +449,7 @@ def test_numbers_taken_one_by_one_do_not_pile_up() -> None:
             assert unsettled.take(number - 10) == "link"
             assert unsettled.take(number - 10) is None
     assert len(unsettled) == 10
+    # numbers that pile up show only in memory
     assert len(unsettled._numbers) < 200
     assert unsettled.take_range(9_990, 9_994) == [(n, "link") for n in range(9_990, 9_995)]
     unsettled.add(9_992, "again")

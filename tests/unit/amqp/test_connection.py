@@ -51,7 +51,7 @@ WHY = ErrorCondition(condition="amqp:not-allowed", description="because", info={
 # -- opening and closing ---------------------------------------------------------------------------
 
 
-def test_both_ends_hear_who_the_other_is() -> None:
+def test_each_end_reports_who_its_peer_is() -> None:
     pair = Pair(
         server={"properties": {"product": "twinbus"}, "max_frame_bytes": 4096},
         client={"offered_capabilities": ("a", "b"), "idle_timeout_us": 30 * SECOND_US},
@@ -91,7 +91,7 @@ def test_open_begin_and_attach_may_come_at_once_or_in_pieces(pieces: int) -> Non
 
 
 @pytest.mark.parametrize("closes", ["client", "server"])
-def test_either_end_closes_and_both_hear_why(closes: str) -> None:
+def test_either_end_closes_and_both_report_the_reason(closes: str) -> None:
     pair = Pair()
     linked_sender(pair)
     ends = {"client": pair.client, "server": pair.server}
@@ -125,7 +125,7 @@ def test_a_connection_that_is_lost_reports_everything_once() -> None:
     assert not pair.server.connection.has_outgoing
 
 
-def test_what_comes_after_our_close_is_dropped_until_the_peer_closes() -> None:
+def test_frames_after_our_close_are_dropped_until_the_peer_closes() -> None:
     peer = RawPeer()
     peer.send(OPEN, BEGIN)
     peer.events.clear()

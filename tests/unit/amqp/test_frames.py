@@ -44,7 +44,7 @@ def test_frames_are_the_same_however_the_bytes_are_split(
     assert read_in_pieces(stream, list(range(1, len(stream)))) == bodies
 
 
-def test_what_an_extended_header_says_is_passed_over() -> None:
+def test_an_extended_header_is_skipped() -> None:
     reader = AmqpFrameReader(512)
     reader.feed(b"\x00\x00\x00\x0e\x03\x01\x00\x07skipXY")
     view = reader.take_frame()

@@ -513,7 +513,9 @@ def test_heartbeats_keep_a_connection_of_proton_alive() -> None:
     peers.transport.idle_timeout = 4.0
     peers.proton.open()
     peers.run()
-    assert peers.connection.next_event == 1_000_000  # proton tells half of what it enforces
+    assert (
+        peers.connection.next_event == 1_000_000
+    )  # Proton announces half of the time that it enforces
     for second in range(1, 20):
         peers.connection.tick(second * 1_000_000)
         peers.run()

@@ -343,7 +343,7 @@ def test_a_client_of_the_sdk_sends(max_frame_bytes: int) -> None:
     assert queue.detached == 1
 
 
-def test_a_client_of_the_sdk_hears_why_its_message_is_rejected() -> None:
+def test_a_client_of_the_sdk_gets_the_reason_why_its_message_is_rejected() -> None:
     queue = Queue()
     queue.rejection = WHY
     errors = part("error")
@@ -358,7 +358,7 @@ def test_a_client_of_the_sdk_hears_why_its_message_is_rejected() -> None:
     assert server.failures == []
 
 
-def test_a_client_of_the_sdk_hears_why_its_link_is_refused() -> None:
+def test_a_client_of_the_sdk_gets_the_reason_why_its_link_is_refused() -> None:
     queue = Queue()
     queue.refusal = WHY
     errors = part("error")

@@ -74,7 +74,7 @@ def arrays(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Array]:
 
 
 def maps(children: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[Any, Any]]:
-    """Return maps with keys that Python tells apart."""
+    """Return maps with keys that are different for Python."""
     return st.dictionaries(st.one_of(PRIMITIVES[Symbol], PRIMITIVES[int]), children, max_size=4)
 
 
