@@ -1,13 +1,13 @@
 """Duplicate detection: the message ids of an entity within its history window, oldest first."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from twinbus.broker.accounts.resources import ResourceCount
 from twinbus.broker.undo import Undo
-from twinbus.limits import REMEMBERED_ID_BYTES
+from twinbus.limits import MAX_REMEMBERED_IDS, REMEMBERED_ID_BYTES
 
 
 class DuplicateHistory:
@@ -23,6 +23,17 @@ class DuplicateHistory:
 
     def __len__(self) -> int:
         return len(self._seen)
+
+    @property
+    def room(self) -> int:
+        """How many more ids it may remember."""
+        return MAX_REMEMBERED_IDS - len(self._seen)
+
+    def has_room_for(self, message_ids: Iterable[str | None], now: int) -> bool:
+        """Return whether it may remember the new ones of these ids, after forgetting old ids."""
+        self.forget_before(now)
+        distinct = {message_id for message_id in message_ids if message_id is not None}
+        return sum(message_id not in self._seen for message_id in distinct) <= self.room
 
     def forget_before(self, now: int) -> None:
         """Drop ids that have left the window."""

@@ -23,7 +23,14 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.tokenizer_core import TokenType
 
-from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
+from twinbus.entities import (
+    CorrelationFilter,
+    FalseFilter,
+    RuleFilter,
+    SqlAction,
+    SqlFilter,
+    TrueFilter,
+)
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import (
     LIKE_OPERATORS,
@@ -176,8 +183,14 @@ def _compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
         return lambda batch: np.zeros(batch.num_rows, bool)
     if isinstance(rule, CorrelationFilter):
         return _correlation(rule)
-    condition = _condition(_parse("filter", rule.expression), rule.parameters)
+    condition = _condition(parsed_filter(rule), rule.parameters)
     return lambda batch: _mask(condition(batch), batch.num_rows)
+
+
+def parsed_filter(rule: SqlFilter) -> exp.Expression:
+    """Return the syntax tree of a filter."""
+    tree: exp.Expression = _parse("filter", rule.expression)
+    return tree
 
 
 def _compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -331,7 +344,7 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         node = node.this
     if not isinstance(node, exp.Like) or len(escape) > 1:
         raise _refuse(node)
-    value, pattern = _value(node.this, parameters), _constant(node.expression, parameters)
+    value, pattern = _value(node.this, parameters), constant_of(node.expression, parameters)
     if not isinstance(pattern, str):
         raise _refuse(node)
     if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
@@ -353,16 +366,23 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
 
 
 def _like_regex(pattern: str, escape: str) -> str:
-    parts, characters = [], iter(pattern)
-    for character in characters:
-        literal = character
-        if escape and character == escape:
-            literal = next(characters, escape)
-        elif character in "%_":
+    parts = []
+    for character, is_wildcard in pattern_parts(pattern, escape):
+        if is_wildcard:
             parts.append(".*" if character == "%" else ".")
-            continue
-        parts.append(literal if literal.isalnum() else f"\\x{{{ord(literal):x}}}")
+        else:
+            parts.append(character if character.isalnum() else f"\\x{{{ord(character):x}}}")
     return f"^(?s:{''.join(parts)})$"
+
+
+def pattern_parts(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
+    """Yield the characters of a LIKE pattern, and whether each is a wildcard."""
+    characters = iter(pattern)
+    for character in characters:
+        if escape and character == escape:
+            yield next(characters, escape), False
+        else:
+            yield character, character in "%_"
 
 
 def _present(value: Value, count: int) -> Any:
@@ -396,17 +416,18 @@ def _value(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         }
     if isinstance(node, exp.Null):
         return lambda _batch: {}
-    constant = literal(_constant(node, parameters))
+    constant = literal(constant_of(node, parameters))
     return lambda _batch: constant
 
 
-def _constant(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
+def constant_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
+    """Return the value of a literal or parameter; refuse any other expression."""
     if isinstance(node, exp.Literal):
         if node.is_string:
             return node.this
         return int(node.this) if node.this.isdigit() else float(node.this)
     if isinstance(node, exp.Neg):
-        return -_constant(node.this, parameters)
+        return -constant_of(node.this, parameters)
     if isinstance(node, exp.Boolean):
         return node.this
     if isinstance(node, exp.HexString):

@@ -18,9 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.backoff import Backoff
-from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
+from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.entities.directory import Directory
-from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.management import Management, key_fact
 from twinbus.broker.entities.topic import Subscription, Topic
@@ -58,7 +57,6 @@ from twinbus.limits import (
     MAX_MESSAGE_BYTES,
     MAX_PAUSE_US,
     MAX_RECEIVE_MESSAGES,
-    MAX_REMEMBERED_IDS,
     NEVER_US,
     SECOND_US,
     TURN_WORK,
@@ -480,8 +478,6 @@ class BrokerNamespace:
         path = asked[0].command.path
         try:
             entity = self.sendable(path)
-            if entity.history is not None:
-                self._check_history(entity, entity.history, now)
             self._check_room(now)
         except Exception as error:  # noqa: BLE001 - an error must not affect the rest of the turn
             refusal = self._note_failure(error, f"a send to {path}")
@@ -510,15 +506,6 @@ class BrokerNamespace:
                 if entity.history is not None:
                     entity.history.forget_before(now)
             self._throttle.check_room(self.shared.resources.memory_bytes, self.storage_bytes)
-
-    def _check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
-        """Refuse messages while an entity has the maximum number of remembered ids."""
-        if len(history) < MAX_REMEMBERED_IDS:
-            return
-        history.forget_before(now)
-        if len(history) >= MAX_REMEMBERED_IDS:
-            path = entity.description.path
-            raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
 
     def _take(self, entity: Entity, asked: list[SendRequest], now: int, commit: Commit) -> None:
         """Execute sends together; if that fails because of one of them, one by one."""
