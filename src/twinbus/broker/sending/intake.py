@@ -338,7 +338,7 @@ class Intake:
             return
         at = np.flatnonzero(wanted)
         ids = batch.column("message_id").take(pa.array(at)).to_pylist()
-        wanted[at[~fresh_ids(entity, ids, now, commit)]] = False
+        wanted[at] = fresh_ids(entity, ids, now, commit)
 
     def _stage(
         self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit

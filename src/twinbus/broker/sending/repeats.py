@@ -218,7 +218,7 @@ class _IdsNoted(Effect):
         self.history.withdraw(self.ids)
 
 
-def fresh_ids(entity: Entity, ids: Sequence[str | None], now: int, commit: Commit) -> Mask:
+def fresh_ids(entity: Entity, ids: Sequence[str | None], now: int, commit: Commit) -> list[bool]:
     """Return which message ids are new for duplicate detection, and remember these."""
     history = entity.history
     assert history is not None

@@ -296,6 +296,11 @@ class Commit:
         ((first, last),) = runs
         return Sent(sender, first, last - first + 1)
 
+    def history_times(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and last times of the message ids of each entity."""
+        for _, _, times in self.history:
+            yield (times, times) if type(times) is int else (int(times.min()), int(times.max()))
+
     def _history_part(self, now: int) -> Part:
         if sum(len(ids) for _, ids, _ in self.history) > ENTRIES_AS_ROWS:
             return _part(PartKind.HISTORY, self._history_columns(), now)
