@@ -62,7 +62,9 @@ MAX_SUBSCRIPTIONS: Final = 2000  # of one topic, as in Service Bus
 MIN_QUOTA_BYTES: Final = 64  # the minimum size of a message for quotas: the memory of its row
 SESSION_QUOTA_BYTES: Final = 512  # the size of a session with messages for quotas: its memory
 MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
-MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
+# For duplicate detection, per entity; some 600 MB. Only sends that were acknowledged from the spill
+# store may exceed it.
+MAX_REMEMBERED_IDS: Final = 4_000_000
 REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time, its place in a dict
 FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids while memory is full
 

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
 from twinbus.broker.accounts.trail import Trail, table_of
+from twinbus.broker.sending.intake import Intake
 from twinbus.broker.sending.short_intake import ShortIntake
+from twinbus.broker.store.entry_rows import EntryRows
 from twinbus.broker.store.log_format import PartKind
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
@@ -33,7 +36,7 @@ from twinbus.entities import (
 )
 from twinbus.errors import MessagingError
 from twinbus.ledger import NO_LEDGER
-from twinbus.limits import NEVER_US, PING_CONTENT_TYPE
+from twinbus.limits import ENTRIES_AS_ROWS, NEVER_US, PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
     AcceptSession,
@@ -276,6 +279,64 @@ def outcome(engine: Engine, command: Command[Any]) -> Any:
 @replayed
 def test_both_ways_lead_to_the_same(work: list[list[Send]]) -> None:
     assert carried_out(work, is_short=True) == carried_out(work, is_short=False)
+
+
+RICH = BrokeredMessage(
+    b"body",
+    message_id="m",
+    session_id="s",
+    correlation_id="c",
+    content_type="text/plain",
+    subject="s",
+    time_to_live=timedelta(hours=1),
+    application_properties={
+        "x": 3,
+        "text": "é",
+        "half": 0.5,
+        "yes": True,
+        "bytes": b"b",
+        "moment": START,
+        "span": timedelta(seconds=5),
+        "uuid": UUID(int=7),
+    },
+)
+LATER = replace(RICH, scheduled_enqueue_time_utc=START + timedelta(minutes=1))
+
+
+@pytest.mark.parametrize("path", ["plain", "mortal", "sessions", "once", "rich", "empty", "topic"])
+@pytest.mark.parametrize("message", [RICH, LATER], ids=["now", "later"])
+def test_usual_single_sends_need_no_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: BrokeredMessage
+) -> None:
+    engine = opened(EngineSettings(directory=tmp_path), ManualClock())
+    origin = Origin(sender_source(1), range(1))
+    monkeypatch.setattr(Intake, "_checked", None)
+    assert outcome(engine, Send(path, [message], origin)) in ([0], [1])
+    monkeypatch.undo()
+    stored = [queue for queue in engine.namespace.directory.queues() if len(queue.waiting)]
+    assert len(stored) == {"empty": 0, "topic": 4}.get(path, 1) or message is LATER
+    engine.close()
+
+
+def test_the_log_has_a_few_places_and_ids_as_rows(tmp_path: Path) -> None:
+    engine = opened(EngineSettings(directory=tmp_path, ledger=NO_LEDGER), ManualClock())
+    for count in (1, ENTRIES_AS_ROWS + 1):
+        several = [replace(RICH, message_id=f"{count} {number}") for number in range(count)]
+        outcome(engine, Send("rich", to_batch(several)))
+    engine.log.close()
+    engine.abandon()
+    kinds = [
+        (part.kind, isinstance(part.columns, EntryRows))
+        for record in engine.log.replay()
+        for part, _ in record.parts
+        if part.kind in (PartKind.PLACES, PartKind.HISTORY)
+    ]
+    assert kinds == [
+        (PartKind.PLACES, True),
+        (PartKind.HISTORY, True),
+        (PartKind.PLACES, False),
+        (PartKind.HISTORY, False),
+    ]
 
 
 def test_single_messages_to_a_plain_queue_take_the_short_way(tmp_path: Path) -> None:
