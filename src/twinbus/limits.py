@@ -62,7 +62,9 @@ MAX_SUBSCRIPTIONS: Final = 2000  # of one topic, as in Service Bus
 MIN_QUOTA_BYTES: Final = 64  # the minimum size of a message for quotas: the memory of its row
 SESSION_QUOTA_BYTES: Final = 512  # the size of a session with messages for quotas: its memory
 MAX_REASON_CHARACTERS: Final = 4096  # of a dead-letter reason and of its description
-MAX_REMEMBERED_IDS: Final = 4_000_000  # for duplicate detection, per entity; some 600 MB
+# For duplicate detection, per entity; some 600 MB. Only sends that were acknowledged from the spill
+# store may exceed it.
+MAX_REMEMBERED_IDS: Final = 4_000_000
 REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time, its place in a dict
 FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids while memory is full
 
@@ -316,6 +318,8 @@ MAX_REPLY_HEAD_BYTES: Final = 64 * 1024 * 1024  # the descriptions of every enti
 MAX_FRAME_BYTES: Final = 2 * MAX_BATCH_BYTES  # a full batch with its properties and offsets
 ROWS_AS_ROWS: Final = 16  # messages of one send or reply; more are cheaper as columns
 ROWS_IN_LOG: Final = 8  # messages of one turn; more are cheaper as columns
+PLACED_MESSAGES: Final = 16  # staged one by one in one turn; more are cheaper as columns
+ENTRIES_AS_ROWS: Final = 32  # places or ids of one turn in the log; more are cheaper as columns
 MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
 MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
 MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one being sent, and the next

@@ -2,10 +2,10 @@
 
     git worktree add ../older COMMIT
     PYTHONPATH=../older/src:. python -m tests.releases.story contoso
-    tar -C contoso --exclude=reserve --exclude=LOCK -cJf tests/releases/log-format-1.tar.xz log
+    tar -C contoso --exclude=reserve --exclude=LOCK -cJf tests/releases/log-format-N.tar.xz log
 
 It runs with older releases, too. `log-format-1.tar.xz` was written by the last one whose log has
-format 1. The test beside it reads the directory with the version of today.
+format 1, and so on. The test beside it reads the directories with the version of today.
 """
 
 import sys

@@ -12,7 +12,7 @@ from twinbus.broker.store.log_format import FORMAT_VERSION
 from twinbus.errors import NewerFormatError
 
 AT_ONCE = timedelta(0)
-OLDER = Path(__file__).with_name("log-format-1.tar.xz")
+OLDER = range(1, FORMAT_VERSION)
 
 
 def version_of(segment: Path) -> int:
@@ -25,15 +25,21 @@ def segments_of(directory: Path) -> list[Path]:
     return sorted((directory / "log").glob("*.log"))
 
 
+@pytest.fixture(params=OLDER)
+def older(request: pytest.FixtureRequest) -> int:
+    version: int = request.param
+    return version
+
+
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    with tarfile.open(OLDER) as archive:
+def directory(tmp_path: Path, older: int) -> Path:
+    with tarfile.open(Path(__file__).with_name(f"log-format-{older}.tar.xz")) as archive:
         archive.extractall(tmp_path / "contoso", filter="data")
     return tmp_path / "contoso"
 
 
-def test_everything_that_an_older_release_wrote_is_read(directory: Path) -> None:
-    assert [version_of(segment) for segment in segments_of(directory)] == [1]
+def test_everything_that_an_older_release_wrote_is_read(directory: Path, older: int) -> None:
+    assert [version_of(segment) for segment in segments_of(directory)] == [older]
     with MessagingFactory.from_connection_string(story.connection(directory)) as factory:
         orders = factory.create_queue_client("orders")
         assert [message.body for message in orders.peek(0, 10)] == [b"deferred", b"waiting", b"far"]
@@ -54,14 +60,14 @@ def test_everything_that_an_older_release_wrote_is_read(directory: Path) -> None
             assert [message.body for message in session.receive_batch(10)] == [b"1", b"2", b"3"]
 
 
-def test_an_older_directory_goes_on_in_the_format_of_today(directory: Path) -> None:
+def test_an_older_directory_goes_on_in_the_format_of_today(directory: Path, older: int) -> None:
     with MessagingFactory.from_connection_string(story.connection(directory)) as factory:
         orders = factory.create_queue_client("orders")
         orders.send(BrokeredMessage(b"new"))
         old, new = orders.receive_batch(2)
         old.complete()
         assert new.body == b"new"
-    assert [version_of(segment) for segment in segments_of(directory)] == [1, FORMAT_VERSION]
+    assert [version_of(segment) for segment in segments_of(directory)] == [older, FORMAT_VERSION]
     with MessagingFactory.from_connection_string(story.connection(directory)) as factory:
         left = factory.create_queue_client("orders").receive_batch(10, AT_ONCE)
         assert [message.body for message in left] == [b"new"]

@@ -44,7 +44,7 @@ PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, o
     *((Waiters, name) for name in ("add", "leave")),
     *((Commit, name) for name in ("reply", "add_batch", "note_transferred")),
     *((Entries, name) for name in ("change", "gone")),
-    *((Queue, name) for name in ("allocate", "stage", "stage_one", "note_staged")),
+    *((Queue, name) for name in ("allocate", "stage", "stage_one", "stage_row", "note_staged")),
     *((Queue, "touch"), (Queue, "end_lease")),
     *((Router, name) for name in ("route", "stage", "resend")),
     *((AccessKeys, "all"), (Directory, "make"), (Directory, "entity"), (Subscription, "copies")),

@@ -207,13 +207,16 @@ POISON = b"poison"
 @pytest.fixture
 def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch that holds a certain message break the broker, after it was taken in."""
-    stage, stage_few = Router.stage, ShortIntake._stage
+    stage, stage_few, place = Router.stage, ShortIntake._stage, ShortIntake._place
 
-    def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> Any:
-        load = stage_few(self, entity, messages, *args)
-        if POISON in [message.body for message in messages]:
-            raise RuntimeError("a message nobody can store")
-        return load
+    def failing(short: Callable[..., Any]) -> Callable[..., Any]:
+        def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> Any:
+            accepted = short(self, entity, messages, *args)
+            if POISON in [message.body for message in messages]:
+                raise RuntimeError("a message nobody can store")
+            return accepted
+
+        return fail_few
 
     def fail(self: Router, outbound: Any, *args: Any) -> Any:
         staged = stage(self, outbound, *args)
@@ -222,7 +225,8 @@ def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
         return staged
 
     monkeypatch.setattr(Router, "stage", fail)
-    monkeypatch.setattr(ShortIntake, "_stage", fail_few)
+    monkeypatch.setattr(ShortIntake, "_stage", failing(stage_few))
+    monkeypatch.setattr(ShortIntake, "_place", failing(place))
 
 
 @pytest.mark.usefixtures("poisonous")

@@ -9,9 +9,8 @@ import pytest
 
 from tests.scenarios.neighbours import JUNK, NEWS, SPORT, Neighbour, Street, messages
 from tests.scenarios.site import Site
-from twinbus.broker.entities import management
+from twinbus.broker.entities import duplicates, management
 from twinbus.broker.queue import leasing, queue
-from twinbus.broker.turn import overload
 from twinbus.entities import (
     CorrelationFilter,
     QueueDescription,
@@ -28,7 +27,7 @@ from twinbus.limits import (
     MAX_RULE_VALUE_BYTES,
     MAX_RULE_VALUES,
 )
-from twinbus.message import tokens_of
+from twinbus.message import BrokeredMessage, to_batch, tokens_of
 from twinbus.protocol.commands import (
     AcceptSession,
     Command,
@@ -116,7 +115,6 @@ class Growth:
     command: Callable[[int], Command[Any]]
     refusal: type[Exception]
     before: int = 0  # things that are there from the beginning
-    holds_within_a_turn: bool = True
 
 
 def editor(street: Street) -> Neighbour:
@@ -180,12 +178,11 @@ GROWTHS = {
         management, "MAX_KEYS", root, put_key, QuotaExceededError, before=5
     ),
     "ids of duplicate detection": Growth(
-        overload,
+        duplicates,
         "MAX_REMEMBERED_IDS",
         root,
         lambda number: Send("ids", messages(1, message_id=f"m{number}")),
         ServerBusyError,
-        holds_within_a_turn=False,  # a turn has little compared with millions of ids
     ),
 }
 
@@ -206,7 +203,6 @@ CASES = [
     pytest.param(growth, together, id=f"{name}, {'in one turn' if together else 'one by one'}")
     for name, growth in GROWTHS.items()
     for together in (False, True)
-    if growth.holds_within_a_turn or not together
 ]
 
 
@@ -225,6 +221,29 @@ def test_everything_that_the_broker_keeps_has_a_bound(
     assert errors[:BOUND] == [None] * BOUND
     assert [type(error) for error in errors[BOUND:]] == [growth.refusal] * BOUND
     street.assert_unharmed()
+
+
+@pytest.mark.parametrize("form", [list, to_batch], ids=["objects", "columns"])
+def test_a_send_with_more_new_ids_than_the_broker_may_remember_is_refused(
+    street: Street, monkeypatch: pytest.MonkeyPatch, form: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(duplicates, "MAX_REMEMBERED_IDS", 5)
+    who = root(street)
+    first, second, third = (
+        Send("ids", form([BrokeredMessage(message_id=f"m{number}") for number in numbers]))
+        for numbers in ((0, 1, 2), (2, 3, 4, 5), (1, 2, 3, 4, 4))
+    )
+    questions = who.together(first, second, third)
+    assert [type(question.error) for question in questions] == [
+        type(None),
+        ServerBusyError,
+        type(None),
+    ]
+    [history] = [
+        entity.history for entity in street.site.engine.namespace.directory if entity.history
+    ]
+    assert len(history) == 5
+    assert [question.error for question in who.together(first)] == [None]  # it has no new id
 
 
 def test_a_lease_of_many_gaps_ends_where_its_intervals_end(

@@ -11,8 +11,7 @@ ids = st.sampled_from(["a", "b", "c", "d", None])
 
 
 def fresh(history: DuplicateHistory, now: int, *message_ids: str | None) -> list[bool]:
-    found: list[bool] = history.fresh(message_ids, now).tolist()
-    return found
+    return history.fresh(message_ids, now)
 
 
 def test_an_id_is_new_the_first_time_only() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed, replayed_at_length
 from twinbus.broker.entities.filters import compile_action, compile_filter
+from twinbus.broker.entities.row_filters import compile_row_filter
 from twinbus.entities import (
     CorrelationFilter,
     FalseFilter,
@@ -54,6 +55,8 @@ def selected(rule: RuleFilter | str, *messages: BrokeredMessage) -> list[bool]:
     """Return which of the messages a filter selects, looked at together."""
     made = SqlFilter(rule) if isinstance(rule, str) else rule
     found: list[bool] = compile_filter(made)(to_batch(messages)).tolist()
+    selects = compile_row_filter(made)
+    assert selects is None or [selects(message) for message in messages] == found
     return found
 
 

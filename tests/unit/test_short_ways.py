@@ -73,6 +73,14 @@ def test_the_usual_send_has_a_short_way() -> None:
     assert wire._encode_single(1, send) is not None
 
 
+def test_a_message_with_properties_is_encoded_without_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    message = BrokeredMessage(b"x", session_id="s", application_properties={"region": "north"})
+    monkeypatch.setattr(wire, "as_batch", None)
+    assert wire.encode_ask(1, Send("orders", [message]))
+
+
 def joined(pieces: wire_frames.Buffers) -> bytes:
     return b"".join(bytes(piece) for piece in pieces)
 

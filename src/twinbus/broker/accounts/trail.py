@@ -32,6 +32,7 @@ import pyarrow as pa
 
 from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.store.descriptions import description_of
+from twinbus.broker.store.entry_rows import EntryRows, PlaceRow
 from twinbus.broker.store.log_format import Part, PartKind
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.entities import dead_letter_path
@@ -184,6 +185,8 @@ class Trail:
                     step = AcceptedBatch(part.entity, part.first_sequence, at, named, record)
                     self._steps.append(step)
                     self.rows += len(named)
+            elif part.kind is PartKind.PLACES and isinstance(part.columns, EntryRows):
+                self._follow_rows(part, ids, at, record)
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)
                 self._note(Places(columns, self._ids(columns, ids), at, record))
@@ -192,6 +195,29 @@ class Trail:
             elif part.kind is PartKind.FACTS:
                 self._follow_facts(part.columns, at, record)
         self.last_record = record
+
+    def _follow_rows(
+        self,
+        part: Part,
+        own: dict[int, pa.Array | tuple[str | None, ...]],
+        at: int,
+        record: int,
+    ) -> None:
+        """Add the steps of a few places."""
+        for values in part.columns.rows:
+            place = PlaceRow(*values)
+            ids = own.get(place.batch)
+            if ids is None:
+                older = np.array([place.batch]), np.array([place.row], np.int32)
+                [message_id] = self._ids_of(*older)
+            elif place.enqueued < part.time and place.state != State.SCHEDULED.value:
+                continue  # compaction rewrote it, see `_without_rewritten`
+            else:
+                message_id = ids[place.row]
+                if isinstance(message_id, pa.Scalar):
+                    message_id = message_id.as_py()
+            self.path(place.entity)
+            self._note(AcceptedBatch(place.entity, place.sequence, at, (message_id,), record))
 
     def _ids(
         self, places: pa.RecordBatch, own: dict[int, pa.Array | tuple[str | None, ...]]

@@ -1,13 +1,10 @@
 """Duplicate detection: the message ids of an entity within its history window, oldest first."""
 
-from collections.abc import Iterator, Mapping, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from twinbus.broker.accounts.resources import ResourceCount
 from twinbus.broker.undo import Undo
-from twinbus.limits import REMEMBERED_ID_BYTES
+from twinbus.limits import MAX_REMEMBERED_IDS, REMEMBERED_ID_BYTES
 
 
 class DuplicateHistory:
@@ -24,6 +21,17 @@ class DuplicateHistory:
     def __len__(self) -> int:
         return len(self._seen)
 
+    @property
+    def room(self) -> int:
+        """How many more ids it may remember."""
+        return MAX_REMEMBERED_IDS - len(self._seen)
+
+    def has_room_for(self, message_ids: Iterable[str | None], now: int) -> bool:
+        """Return whether it may remember the new ones of these ids, after forgetting old ids."""
+        self.forget_before(now)
+        distinct = {message_id for message_id in message_ids if message_id is not None}
+        return sum(message_id not in self._seen for message_id in distinct) <= self.room
+
     def forget_before(self, now: int) -> None:
         """Drop ids that have left the window."""
         horizon = now - self.window_us
@@ -34,7 +42,8 @@ class DuplicateHistory:
             stale.append(message_id)
         for message_id in stale:
             del self._seen[message_id]
-        self._count(-len(stale))
+        if stale:
+            self._count(-len(stale))
 
     def _count(self, change: int) -> None:
         self._resources.memory_bytes += change * REMEMBERED_ID_BYTES
@@ -44,19 +53,17 @@ class DuplicateHistory:
         self._count(-len(self._seen))
         self._resources = ResourceCount()
 
-    def fresh(self, message_ids: Sequence[str | None], now: int) -> npt.NDArray[np.bool_]:
+    def fresh(self, message_ids: Sequence[str | None], now: int) -> list[bool]:
         """Return which ids are new, and add them; a repetition within the sequence is not new."""
         self.forget_before(now)
         seen = self._seen
         noted: list[str] = []
         self._undo.note(lambda: self.withdraw(noted))
-        result = np.ones(len(message_ids), bool)
-        for index, message_id in enumerate(message_ids):
-            if message_id is None:
-                continue
-            if message_id in seen:
-                result[index] = False
-            else:
+        result = []
+        for message_id in message_ids:
+            is_new = message_id is None or message_id not in seen
+            result.append(is_new)
+            if is_new and message_id is not None:
                 seen[message_id] = now
                 noted.append(message_id)
         self._count(len(noted))

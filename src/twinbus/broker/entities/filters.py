@@ -26,7 +26,7 @@ from twinbus.broker.entities.rule_values import (
     property_value,
     selected,
 )
-from twinbus.broker.entities.sql_conditions import OPERATORS, condition_of, parse, tokens_in
+from twinbus.broker.entities.sql_conditions import OPERATORS, condition_of, parsed_filter, tokens_in
 from twinbus.entities import CorrelationFilter, FalseFilter, RuleFilter, SqlAction, TrueFilter
 from twinbus.errors import InvalidArgumentError, MessagingError
 from twinbus.limits import LIKE_OPERATORS, MAX_RULE_OPERATORS
@@ -120,7 +120,7 @@ def _compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
         return lambda batch: np.zeros(batch.num_rows, bool)
     if isinstance(rule, CorrelationFilter):
         return _correlation(rule)
-    condition = condition_of(parse("filter", rule.expression), rule.parameters)
+    condition = condition_of(parsed_filter(rule), rule.parameters)
     return lambda batch: selected(condition(batch), batch.num_rows)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.entities import RuleFilter, SqlAction
+from twinbus.message import BrokeredMessage
 
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]:
@@ -18,6 +19,13 @@ def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], npt.NDArray[n
     from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
 
     return filters.compile_filter(rule)
+
+
+def compile_row_filter(rule: RuleFilter) -> Callable[[BrokeredMessage], bool] | None:
+    """Return a function from a message to whether the filter selects it; None if there is none."""
+    from twinbus.broker.entities import row_filters  # noqa: PLC0415 - see above
+
+    return row_filters.compile_row_filter(rule)
 
 
 def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:

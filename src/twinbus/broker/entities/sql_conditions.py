@@ -26,6 +26,7 @@ from twinbus.broker.entities.rule_values import (
     literal,
     property_value,
 )
+from twinbus.entities import SqlFilter
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_SQL_DEPTH, MAX_WILDCARDS
 from twinbus.message import TEXT_COLUMNS
@@ -84,6 +85,12 @@ def parse(what: str, text: str) -> Any:
             f"the SQL {what} {text!r} cannot be read. Correct it: a filter is like size > 3 AND "
             "color = 'red', an action is like SET size = 3"
         ) from error
+
+
+def parsed_filter(rule: SqlFilter) -> exp.Expression:
+    """Return the syntax tree of a filter."""
+    tree: exp.Expression = parse("filter", rule.expression)
+    return tree
 
 
 _PREFIXES = (TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE)
@@ -180,7 +187,7 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         node = node.this
     if not isinstance(node, exp.Like) or len(escape) > 1:
         raise _refuse(node)
-    value, pattern = value_of(node.this, parameters), _constant(node.expression, parameters)
+    value, pattern = value_of(node.this, parameters), constant_of(node.expression, parameters)
     if not isinstance(pattern, str):
         raise _refuse(node)
     if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
@@ -202,16 +209,23 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
 
 
 def _like_regex(pattern: str, escape: str) -> str:
-    parts, characters = [], iter(pattern)
-    for character in characters:
-        literal = character
-        if escape and character == escape:
-            literal = next(characters, escape)
-        elif character in "%_":
+    parts = []
+    for character, is_wildcard in pattern_parts(pattern, escape):
+        if is_wildcard:
             parts.append(".*" if character == "%" else ".")
-            continue
-        parts.append(literal if literal.isalnum() else f"\\x{{{ord(literal):x}}}")
+        else:
+            parts.append(character if character.isalnum() else f"\\x{{{ord(character):x}}}")
     return f"^(?s:{''.join(parts)})$"
+
+
+def pattern_parts(pattern: str, escape: str) -> Iterator[tuple[str, bool]]:
+    """Yield the characters of a LIKE pattern, and whether each is a wildcard."""
+    characters = iter(pattern)
+    for character in characters:
+        if escape and character == escape:
+            yield next(characters, escape), False
+        else:
+            yield character, character in "%_"
 
 
 # -- values ------------------------------------------------------------------------------------
@@ -239,17 +253,18 @@ def value_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         }
     if isinstance(node, exp.Null):
         return lambda _batch: {}
-    constant = literal(_constant(node, parameters))
+    constant = literal(constant_of(node, parameters))
     return lambda _batch: constant
 
 
-def _constant(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
+def constant_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
+    """Return the value of a literal or parameter; refuse any other expression."""
     if isinstance(node, exp.Literal):
         if node.is_string:
             return node.this
         return int(node.this) if node.this.isdigit() else float(node.this)
     if isinstance(node, exp.Neg):
-        return -_constant(node.this, parameters)
+        return -constant_of(node.this, parameters)
     if isinstance(node, exp.Boolean):
         return node.this
     if isinstance(node, exp.HexString):

@@ -16,7 +16,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.entities.rules import compile_action, compile_filter, failed_rows, operators_of
+from twinbus.broker.entities.rules import (
+    compile_action,
+    compile_filter,
+    compile_row_filter,
+    failed_rows,
+    operators_of,
+)
 from twinbus.entities import (
     FalseFilter,
     RuleDescription,
@@ -27,6 +33,7 @@ from twinbus.entities import (
 from twinbus.errors import MessagingError
 from twinbus.limits import MAX_REASON_CHARACTERS
 from twinbus.loglines import facts
+from twinbus.message import BrokeredMessage
 
 _log = logging.getLogger("twinbus.broker")
 
@@ -39,6 +46,7 @@ class Rule:
     select: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]
     change: Callable[[pa.RecordBatch], pa.RecordBatch] | None
     saved: str  # in the form of the log
+    selects: Callable[[BrokeredMessage], bool] | None = None  # None: `select` has to decide
     broken: str = ""  # why it cannot be compiled: it then fails for every message
     operators: int = 0  # of its filter and action: how much work it is
 
@@ -50,7 +58,9 @@ class Rule:
         operators = operators_of(description.filter)
         if description.action is not None:
             operators += operators_of(description.action)
-        return cls(description, select, change, to_json(description), operators=operators)
+        selects = compile_row_filter(description.filter) if change is None else None
+        saved = to_json(description)
+        return cls(description, select, change, saved, selects, operators=operators)
 
     @classmethod
     def restore(cls, saved: str, path: str) -> "Rule":
@@ -72,7 +82,8 @@ class Rule:
                 extra=facts(event="rule_broken", path=path, rule=name, reason=error.text),
             )
             unable = RuleDescription(name, FalseFilter())
-            return cls(unable, compile_filter(unable.filter), None, saved, error.text)
+            select = compile_filter(unable.filter)
+            return cls(unable, select, None, saved, broken=error.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +108,9 @@ class Subscription(Entity):
         """Evaluate these rules from now on."""
         self.rules = rules
         self.operators = sum(rule.operators for rule in rules.values())
+        selects = [rule.selects for rule in rules.values()]
+        # Functions of which one has to select a message; None: `copies` has to decide.
+        self.selects = None if None in selects else tuple(filter(None, selects))
 
     def copies(self, batch: pa.RecordBatch) -> list[Copy]:
         """Return its copies: one for all rules without an action, one per rule with an action."""

@@ -9,7 +9,7 @@ has expired, no message has expired, and no scheduled message is due.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -89,6 +89,17 @@ class QueueSettings:
     max_delivery_count: int
     dead_letter_on_expiration: bool
     requires_session: bool
+
+
+class PlannedPlace(NamedTuple):
+    """Where one of a few messages goes, and when."""
+
+    queue: "Queue"
+    cause: Cause
+    enqueued: int  # for a scheduled message: when it is due
+    expires: int
+    size: int
+    session_id: str  # empty: the queue has no sessions
 
 
 Resend = Callable[[Indices, Cause, int, Commit], None]
@@ -227,6 +238,25 @@ class Queue:
         first = self.waiting.add_one(number, enqueued, size, batch)
         self.shared.touched[self.entity] = self
         commit.effects.append(_Staged(self, first, 1, batch, Cause.ENQUEUED))
+        return number
+
+    def stage_row(self, placed: PlannedPlace, batch: int, row: int, commit: Commit) -> int:
+        """Add one message of a batch, as `stage` does; return its number."""
+        number = self.next_sequence
+        self.next_sequence = number + 1
+        more: dict[str, int] = {}
+        if placed.expires != NEVER_US:
+            more["expires"] = placed.expires
+        if placed.cause is Cause.SCHEDULED:
+            more["due"] = placed.enqueued
+        ids = sequence = None
+        if self.settings.requires_session:
+            ids, sequence = [self.sessions.id(placed.session_id)], np.array([number])
+            self.sessions.expect(ids, 1)
+            more["session"] = ids[0]
+        first = self.waiting.add_one(number, placed.enqueued, placed.size, batch, row, **more)
+        self.shared.touched[self.entity] = self
+        commit.effects.append(_Staged(self, first, 1, batch, placed.cause, ids, sequence))
         return number
 
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:

@@ -226,8 +226,10 @@ class Waiting:
         self._first_active = min(self._first_active, start)
         return start
 
-    def add_one(self, sequence: int, enqueued: int, size: int, batch: int) -> int:
-        """Append one row with default values in the other columns; return its index.
+    def add_one(
+        self, sequence: int, enqueued: int, size: int, batch: int, row: int = 0, **more: int
+    ) -> int:
+        """Append one row, with `more` values in the columns made on first use; return its index.
 
         It does the same as `add`, but several times faster: numpy is slow with few numbers.
         """
@@ -246,11 +248,16 @@ class Waiting:
             self._is_in_time_order = False
         columns["size"][start] = size
         columns["batch"][start] = batch
-        columns["row"][start] = 0
+        columns["row"][start] = row
+        for name in more:
+            if name not in columns:
+                self._make(name)
         if len(columns) > len(_ALWAYS):
             for name, (_, default) in _ON_USE.items():
                 if name in columns:
-                    columns[name][start] = default
+                    columns[name][start] = more.get(name, default)
+            self.next_due = min(self.next_due, more.get("due", NEVER_US))
+            self.next_expiry = min(self.next_expiry, more.get("expires", NEVER_US))
         self._end = start + 1
         self.live += 1
         self.counts[_PENDING] += 1

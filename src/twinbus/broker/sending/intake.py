@@ -6,7 +6,6 @@ transferred before.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -14,13 +13,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twinbus.broker.entities.duplicates import DuplicateHistory
+from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
 from twinbus.broker.sending.repeats import (
     Mask,
     Repeats,
     bounded_key,
+    fresh_ids,
     has_many_gaps,
     is_brought_home,
     origins_of,
@@ -29,7 +29,7 @@ from twinbus.broker.sending.repeats import (
 from twinbus.broker.sending.routing import Outbound, Placement, Router
 from twinbus.broker.sending.short_intake import Incoming, ShortIntake, counted
 from twinbus.broker.sending.transfers import Transfers
-from twinbus.broker.store.commit import Commit, Effect
+from twinbus.broker.store.commit import Commit
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
@@ -41,6 +41,7 @@ from twinbus.limits import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_ID_CHARACTERS,
+    MAX_REMEMBERED_IDS,
     NEVER_US,
     TRANSFER_INTERVALS,
     TRANSFER_ORIGINS,
@@ -67,18 +68,6 @@ from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.requests import Request
 
 SendRequest = Request  # its command is a Send
-
-
-@dataclass(frozen=True, slots=True)
-class _IdsNoted(Effect):
-    """Message ids that duplicate detection has added."""
-
-    history: DuplicateHistory
-    ids: Sequence[str]
-
-    def refused(self) -> None:
-        """Remove them."""
-        self.history.withdraw(self.ids)
 
 
 class Intake:
@@ -118,8 +107,10 @@ class Intake:
         """Stage the valid sends, refuse the others."""
         if self._short.take(entity, asked, now, commit):
             return
-        # If sends may repeat each other, the first must be accepted or refused before the second.
-        if len(asked) > 1 and _may_repeat(asked):
+        # If sends may repeat each other, or may exceed the number of remembered ids, the first must
+        # be accepted or refused before the second.
+        may_exceed = _may_exceed_ids(entity, asked)
+        if len(asked) > 1 and (may_exceed or _may_repeat(asked)):
             for send in asked:
                 self.take(entity, [send], now, commit)
             return
@@ -133,6 +124,8 @@ class Intake:
             if not asked:
                 return
             incoming = _merged([send.command for send in asked])
+        if may_exceed and not self._fits_history(entity, asked[0], incoming, now, commit):
+            return
         if len(asked) == 1 and self._short.take_columns(entity, asked[0], incoming, now, commit):
             return
         self._take_long(entity, asked, incoming, now, commit)
@@ -153,6 +146,19 @@ class Intake:
             if len(fitting) < len(asked):
                 asked, incoming = fitting, _merged([send.command for send in fitting])
         self._take(entity, asked, incoming, entity.room, now, commit)
+
+    def _fits_history(
+        self, entity: Entity, send: SendRequest, incoming: Incoming, now: int, commit: Commit
+    ) -> bool:
+        """Refuse a send with more new message ids than duplicate detection may remember."""
+        assert entity.history is not None
+        ids = incoming.batch.column("message_id").to_pylist()
+        if entity.history.has_room_for(ids, now):
+            return True
+        path = entity.description.path
+        error = busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
+        self.refuse(send, error, commit)
+        return False
 
     def _fits_memory(self, send: SendRequest, commit: Commit) -> bool:
         """Refuse a send that adds more to the memory of transfers than its key may.
@@ -332,14 +338,7 @@ class Intake:
             return
         at = np.flatnonzero(wanted)
         ids = batch.column("message_id").take(pa.array(at)).to_pylist()
-        fresh = entity.history.fresh(ids, now)
-        wanted[at[~fresh]] = False
-        noted = [
-            message_id for message_id, new in zip(ids, fresh, strict=True) if new and message_id
-        ]
-        if noted:
-            commit.history.append((entity.number, noted, now))
-            commit.effects.append(_IdsNoted(entity.history, noted))
+        wanted[at] = fresh_ids(entity, ids, now, commit)
 
     def _stage(
         self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit
@@ -369,6 +368,13 @@ class Intake:
             if placement.queue is entity.queue:
                 numbers[placement.rows] = sequence
         return numbers
+
+
+def _may_exceed_ids(entity: Entity, asked: Sequence[SendRequest]) -> bool:
+    """Return whether duplicate detection may have no room for the ids of these sends."""
+    if entity.history is None:
+        return False
+    return sum(len(send.command.messages) for send in asked) > entity.history.room
 
 
 def _may_repeat(asked: Sequence[SendRequest]) -> bool:

@@ -1,7 +1,9 @@
-"""Recognises repeated messages by their numbers, so that each is enqueued once.
+"""Recognises repeated messages by their numbers, and by their ids, so that each is enqueued once.
 
 A send may have origins, which say who numbered its messages. The broker remembers which numbers of
 each origin it accepted (transfers.py), in the same record as the messages.
+
+An entity with duplicate detection remembers message ids as well (duplicates.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from twinbus.broker.entities.duplicates import DuplicateHistory
+from twinbus.broker.entities.entity import Entity
 from twinbus.broker.sending.transfers import ANYBODY, Transfers
 from twinbus.broker.store.commit import (
     Commit,
@@ -197,3 +201,30 @@ def run_count(origin: Origin) -> int:
     if isinstance(origin.numbers, range):
         return 1
     return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))
+
+
+# -- duplicate detection ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _IdsNoted(Effect):
+    """Message ids that duplicate detection has added."""
+
+    history: DuplicateHistory
+    ids: Sequence[str]
+
+    def refused(self) -> None:
+        """Remove them."""
+        self.history.withdraw(self.ids)
+
+
+def fresh_ids(entity: Entity, ids: Sequence[str | None], now: int, commit: Commit) -> list[bool]:
+    """Return which message ids are new for duplicate detection, and remember these."""
+    history = entity.history
+    assert history is not None
+    fresh = history.fresh(ids, now)
+    noted = [message_id for message_id, new in zip(ids, fresh, strict=True) if new and message_id]
+    if noted:
+        commit.history.append((entity.number, noted, now))
+        commit.effects.append(_IdsNoted(history, noted))
+    return fresh

@@ -1,31 +1,36 @@
-"""The short way of sends to a plain queue: a few message objects, or one batch of columns.
+"""The short way of sends: a few message objects, or one batch of columns for a plain queue.
 
-Nearly every send takes it. The queue has no sessions, no duplicate detection, no forwarding and no
-time to live; the messages have neither a schedule nor a time to live; and their numbers continue
-those of their sender. Such messages need no columns before the log, so the broker checks them one
+Nearly every send takes it. Its numbers continue those of its sender, and its entity does not
+forward. Messages that are deliverable at once and go to a plain queue (no sessions, no duplicate
+detection, no time to live) are staged together. Other messages are staged one by one where their
+place is (placing.py). Such messages need no columns before the log, so the broker checks them one
 by one, and writes the messages of all sends of a turn together. One send of checked columns goes to
 the log as it is: no row is removed, and all rows go to the same queue.
 
 All other sends, and all that must be refused, take the long way (intake.py). If both ways are
-possible, they produce the same record.
+possible, they lead to the same messages, replies and counts.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
+from twinbus.broker.queue.queue import PlannedPlace
 from twinbus.broker.queue.waiting import Rows
-from twinbus.broker.sending.repeats import Repeats
+from twinbus.broker.sending.placing import places_of, stage_places
+from twinbus.broker.sending.repeats import Repeats, fresh_ids
 from twinbus.broker.store.commit import BatchTarget, Commit, Transferred
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.limits import (
     MAX_BATCH_BYTES,
     MIN_QUOTA_BYTES,
     PING_CONTENT_TYPE,
+    PLACED_MESSAGES,
     ROWS_AS_ROWS,
     ROWS_IN_LOG,
 )
@@ -64,7 +69,7 @@ class ShortIntake:
 
     def take(self, entity: Entity, asked: Sequence[Request], now: int, commit: Commit) -> bool:
         """Stage the sends and return True, or do nothing and return False."""
-        if not entity.is_plain:
+        if entity.forward_to is not None:
             return False
         messages: list[BrokeredMessage] = []
         taken: dict[str, Transferred] = {}
@@ -76,14 +81,15 @@ class ShortIntake:
             if origin is not None and not self._follows(origin, send, taken, commit):
                 return False
             messages += brought
-        if len(messages) > _MOST_MESSAGES or not all(map(_is_plain, messages)):
-            return False
-        load = self._stage(entity, messages, now, commit)
-        if load is None:
+        if entity.is_plain and all(map(_is_plain, messages)):
+            staged = self._stage(entity, messages, now, commit)
+        else:
+            staged = self._place(entity, messages, now, commit)
+        if staged is None:
             return False
         for numbers in taken.values():
             self._repeats.note(numbers, commit)
-        self._answer(entity, asked, load, commit)
+        self._answer(entity, asked, staged, commit)
         return True
 
     def take_columns(
@@ -112,7 +118,9 @@ class ShortIntake:
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         if taken is not None:
             self._repeats.note(taken, commit)
-        self._answer(entity, (send,), load_of_sizes(incoming.size), commit)
+        numbers = range(first_sequence, first_sequence + count)
+        staged = _Accepted(numbers, load_of_sizes(incoming.size))
+        self._answer(entity, (send,), staged, commit)
         return True
 
     def _follows(
@@ -154,8 +162,8 @@ class ShortIntake:
 
     def _stage_single(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
-    ) -> Load | None:
-        """Stage one message; return its size for the quota, or None if it does not fit."""
+    ) -> "_Accepted | None":
+        """Stage one message in a plain queue; return None if it does not fit."""
         size = messages[0].size
         if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
             return None
@@ -163,14 +171,16 @@ class ShortIntake:
         queue = entity.queue
         number = queue.stage_one(now, size, commit)
         commit.add_batch(brought, BatchTarget(queue.entity, number, now))
-        return Load(1, size, -(-size // UNIT_BYTES) or 1)
+        return _Accepted((number,), Load(1, size, -(-size // UNIT_BYTES) or 1))
 
     def _stage(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
-    ) -> Load | None:
-        """Stage messages; return their size for the quota, or None if they do not fit."""
+    ) -> "_Accepted | None":
+        """Stage messages in a plain queue; return None if they do not fit."""
         if len(messages) == 1:
             return self._stage_single(entity, messages, now, commit)
+        if len(messages) > _MOST_MESSAGES:
+            return None
         sizes = [message.size for message in messages]
         total = sum(sizes)
         if not self._fit(sizes, total, entity.room):
@@ -187,17 +197,59 @@ class ShortIntake:
         brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
         commit.add_batch(brought, BatchTarget(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
-        return Load(count, total, units_of(sizes))
+        numbers = range(first_sequence, first_sequence + count)
+        return _Accepted(numbers, Load(count, total, units_of(sizes)))
 
-    def _answer(self, entity: Entity, asked: Sequence[Request], load: Load, commit: Commit) -> None:
-        first = entity.queue.next_sequence - load.messages
+    def _place(
+        self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
+    ) -> "_Accepted | None":
+        """Stage a few messages one by one; return None if the long way has to decide."""
+        history = entity.history
+        if len(messages) > PLACED_MESSAGES or (
+            history is not None and len(messages) > history.room
+        ):
+            return None
+        sizes = [message.size for message in messages]
+        total = sum(sizes)
+        if not self._fit(sizes, total, entity.room):
+            return None
+        places: list[Sequence[PlannedPlace]] = []
+        for message, size in zip(messages, sizes, strict=True):
+            found = places_of(entity, message, size, now)
+            if found is None:
+                return None
+            places.append(found)
+        if history is not None:
+            ids = [message.message_id for message in messages]
+            are_new = fresh_ids(entity, ids, now, commit)
+            places = [
+                found if is_new else () for found, is_new in zip(places, are_new, strict=True)
+            ]
+        of_each = stage_places(messages, places, commit)
+        numbers = [
+            own[0] if own and found[0].queue is entity.queue else 0
+            for own, found in zip(of_each, places, strict=True)
+        ]
+        return _Accepted(numbers, Load(len(messages), total, units_of(sizes)))
+
+    def _answer(
+        self, entity: Entity, asked: Sequence[Request], accepted: "_Accepted", commit: Commit
+    ) -> None:
+        first = 0
         for send in asked:
             last = first + len(send.command.messages)
-            commit.reply(send, SendReceipt(list(range(first, last))))
+            commit.reply(send, SendReceipt(list(accepted.numbers[first:last])))
             first = last
         purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path
-        commit.operations.append(Operation(path, SEND, purpose, "ok", load, len(asked)))
+        commit.operations.append(Operation(path, SEND, purpose, "ok", accepted.load, len(asked)))
+
+
+class _Accepted(NamedTuple):
+    """Messages that were staged."""
+
+    numbers: Sequence[int]  # 0: the message repeats another, or a topic gave it to subscriptions
+    load: Load
 
 
 def counted(size: Int64s) -> int:

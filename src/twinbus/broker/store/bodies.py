@@ -140,8 +140,13 @@ class Bodies:
         bounds = [0, *cuts.tolist(), len(numbers)]
         texts: list[str | None] = []
         for start, end in itertools.pairwise(bounds):
-            column = self._batch(int(numbers[start])).column(name)
-            texts.extend(column.take(pa.array(rows[start:end])).to_pylist())
+            part = self._part(int(numbers[start]))
+            if isinstance(part, StoredRows):
+                named = part.texts(name)
+                texts.extend(named[row] for row in rows[start:end].tolist())
+            else:
+                column = part.column(name)
+                texts.extend(column.take(pa.array(rows[start:end])).to_pylist())
         return texts
 
     def start_at(self, number: int) -> None:

@@ -9,17 +9,19 @@ memory does with them in either case.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.store.entry_rows import EntryRows, IdRow, PlaceRow
 from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.errors import MessagingError
 from twinbus.intervals import Intervals, pack
-from twinbus.limits import MAX_FACTS_BYTES, NEVER_US
+from twinbus.limits import ENTRIES_AS_ROWS, MAX_FACTS_BYTES, NEVER_US
 from twinbus.message import Int64s, column_of
 from twinbus.protocol.operations import Operation
 from twinbus.protocol.origins import sender_number
@@ -72,7 +74,8 @@ class Entries:
     """Facts, places and changes to be written to the log."""
 
     facts: list[Fact] = field(default_factory=list)
-    places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all rows
+    # Of one message, or columns of several: an array each, or one value for all rows.
+    places: list[PlaceRow | dict[str, Any]] = field(default_factory=list)
     changes: list[dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -85,9 +88,13 @@ class Entries:
 
     def shift(self, by: int) -> None:
         """Move the expiry times of places, because the wall clock was set."""
-        for columns in self.places:
-            expires = np.asarray(columns["expires"])
-            columns["expires"] = np.where(expires == NEVER_US, expires, expires + by)
+        for at, place in enumerate(self.places):
+            if isinstance(place, PlaceRow):
+                if place.expires != NEVER_US:
+                    self.places[at] = place._replace(expires=place.expires + by)
+                continue
+            expires = np.asarray(place["expires"])
+            place["expires"] = np.where(expires == NEVER_US, expires, expires + by)
 
     def change(self, entity: int, sequence: Int64s, state: Any, failures: Any = 0) -> None:
         """Add new states of messages."""
@@ -249,14 +256,14 @@ class Commit:
             columns = [[getattr(f, name) for f in piece] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns, now))
         parts.extend(batches)
-        for kind, entries in (
-            (PartKind.PLACES, self.kept.places + self.tentative.places),
-            (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
-        ):
-            if entries:
-                parts.append(_numbers_part(kind, entries, now))
+        places = self.kept.places + self.tentative.places
+        if places:
+            parts.append(_places_part(places, now))
+        changes = self.kept.changes + self.tentative.changes
+        if changes:
+            parts.append(_numbers_part(PartKind.CHANGES, changes, now))
         if self.history:
-            parts.append(_part(PartKind.HISTORY, self._history_columns(), now))
+            parts.append(self._history_part(now))
         return parts
 
     def _transferred(self) -> tuple[list[Part], list[Fact]]:
@@ -291,6 +298,21 @@ class Commit:
         ((first, last),) = runs
         return Sent(sender, first, last - first + 1)
 
+    def history_times(self) -> Iterator[tuple[int, int]]:
+        """Yield the first and last times of the message ids of each entity."""
+        for _, _, times in self.history:
+            yield (times, times) if type(times) is int else (int(times.min()), int(times.max()))
+
+    def _history_part(self, now: int) -> Part:
+        if sum(len(ids) for _, ids, _ in self.history) > ENTRIES_AS_ROWS:
+            return _part(PartKind.HISTORY, self._history_columns(), now)
+        rows = [
+            IdRow(entity, message_id, time)
+            for entity, ids, times in self.history
+            for message_id, time in zip(ids, _each(times, len(ids)), strict=True)
+        ]
+        return Part(PartKind.HISTORY, EntryRows(rows), time=now)
+
     def _history_columns(self) -> list[Any]:
         entities = [np.full(len(ids), entity, np.int32) for entity, ids, _ in self.history]
         times = [np.broadcast_to(np.int64(time), len(ids)) for _, ids, time in self.history]
@@ -324,6 +346,34 @@ def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
             first, size = at, fact.size
     if facts:
         yield facts[first:]
+
+
+def _places_part(entries: Sequence[PlaceRow | dict[str, Any]], now: int) -> Part:
+    """Return places as rows if they are few, otherwise as columns."""
+    count = sum(1 if isinstance(entry, PlaceRow) else len(entry["sequence"]) for entry in entries)
+    if count <= ENTRIES_AS_ROWS:
+        rows = [row for entry in entries for row in _rows_of(entry)]
+        return Part(PartKind.PLACES, EntryRows(rows), time=now)
+    columns: list[dict[str, Any]] = []
+    for are_rows, group in groupby(entries, key=lambda entry: isinstance(entry, PlaceRow)):
+        if are_rows:
+            values = map(np.array, zip(*group, strict=True))
+            columns.append(dict(zip(PlaceRow._fields, values, strict=True)))
+        else:
+            columns += group  # type: ignore[arg-type]
+    return _numbers_part(PartKind.PLACES, columns, now)
+
+
+def _rows_of(entry: PlaceRow | dict[str, Any]) -> Iterable[Sequence[int]]:
+    if isinstance(entry, PlaceRow):
+        return (entry,)
+    count = len(entry["sequence"])
+    return zip(*(_each(entry[name], count) for name in PlaceRow._fields), strict=True)
+
+
+def _each(value: Any, count: int) -> list[int]:
+    """Return the numbers of a column; a single value is repeated for all rows."""
+    return value.tolist() if isinstance(value, np.ndarray) else [int(value)] * count
 
 
 def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Part:

@@ -24,8 +24,9 @@ r"""The format of the log: segments, records and their parts.
     +8   8  batch number (MESSAGES)    +40  8  sender             \
     +16  8  length                     +48  8  its first number    | of MESSAGES, else 0
                                        +56  8  how many numbers   /
-    A part is one Arrow IPC record batch of its kind's schema, or a few messages as rows
-    (message_rows.py). In format version 1 all are columns, and messages have no column `amqp`.
+    A part is one Arrow IPC record batch of its kind's schema, or rows: of a few messages
+    (message_rows.py), or of a few places or ids (entry_rows.py). In format version 2 only messages
+    are rows. In version 1 all parts are columns, and messages have no column `amqp`.
 
     A MESSAGES part with an entity went to this entity completely and in order, each message active
     and without expiry: this common case needs no columns. PLACES describe all other cases. A part
@@ -44,10 +45,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import xxhash
 
+from twinbus.broker.store.entry_rows import entry_rows_in
 from twinbus.broker.store.message_rows import rows_in
 from twinbus.message import MESSAGE_SCHEMA, conform
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 ALIGNMENT = 64
 SEGMENT_MAGIC = b"TWINBUS\n"
 RECORD_MAGIC = b"TBR1"
@@ -114,7 +116,7 @@ class Part(NamedTuple):
     """A part of a record, to be written or just read."""
 
     kind: PartKind
-    columns: Any  # a pa.RecordBatch, or MessageRows for a few messages
+    columns: Any  # a pa.RecordBatch; MessageRows or EntryRows for a few messages or entries
     number: int = 0  # of the message batch
     entity: int = 0  # of all its messages; 0: see PLACES
     first_sequence: int = 0
@@ -196,6 +198,10 @@ def read_part(content: pa.Buffer, kind: PartKind, version: int) -> Any:
         rows = rows_in(content)
         if rows is not None:
             return rows
+    elif kind in (PartKind.PLACES, PartKind.HISTORY):
+        entries = entry_rows_in(content)
+        if entries is not None:
+            return entries
     return pa.ipc.read_record_batch(content, SCHEMAS[kind])
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from twinbus.message import BrokeredMessage, Int64s, sizes, to_batch
+from twinbus.message import APPLICATION_FIELDS, BrokeredMessage, Int64s, sizes, to_batch
 from twinbus.protocol.rows import decode_rows, encode_rows, split_rows
 
 _MAGIC = b"ROWS"
@@ -93,7 +93,12 @@ class StoredRows(MessageRows):
 
     def ids(self) -> tuple[str | None, ...]:
         """Return the ids of the messages."""
-        return tuple([row[1] if len(row) > 1 else None for row in _decode(self._rows)])
+        return tuple(self.texts("message_id"))
+
+    def texts(self, name: str) -> list[str | None]:
+        """Return a text field of the messages."""
+        at = APPLICATION_FIELDS.index(name)
+        return [row[at] if len(row) > at else None for row in _decode(self._rows)]
 
     def row(self, number: int) -> tuple[list[Any], memoryview]:
         """Return a row as it is stored, and its body as a view of the file."""

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from twinbus.broker.accounts.ledgers import Ledgers, Standing
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.entities.entity import Entity
@@ -394,8 +392,8 @@ class Engine:
         for part, place in zip(parts, places, strict=True):
             if part.number:
                 bodies.add(part.number, place, part.columns.num_rows)
-        for _, _, times in commit.history:
-            self._compaction.note_history(places[0].segment, int(np.min(times)), int(np.max(times)))
+        for times in commit.history_times():
+            self._compaction.note_history(places[0].segment, *times)
         duration = self._clock.now_us() - began
         self.flushes = Flushes(self.flushes.count + 1, duration)
         if duration < SLOW_FLUSH_US and self.health.is_well:

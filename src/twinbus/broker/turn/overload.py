@@ -1,20 +1,18 @@
 """Overload: refuses commands of a namespace that is above its thresholds.
 
 The throttle (accounts/throttle.py) compares numbers. This module knows where the numbers are: rates
-by entity and key, the memory and the storage of the namespace, waiting requests, and the message
-ids that duplicate detection remembers. What is refused gets `ServerBusyError` and changes nothing.
+by entity and key, the memory and the storage of the namespace, and waiting requests. What is
+refused gets `ServerBusyError` and changes nothing.
 
 The thread with the turn calls this before it executes a command. Memory is that of the end of the
 last turn.
 """
 
-from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage, busy_entity
+from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.entities.directory import Directory
-from twinbus.broker.entities.duplicates import DuplicateHistory
-from twinbus.broker.entities.entity import Entity
 from twinbus.broker.queue.shared import Shared
 from twinbus.errors import ServerBusyError
-from twinbus.limits import FORGET_INTERVAL_US, MAX_REMEMBERED_IDS
+from twinbus.limits import FORGET_INTERVAL_US
 from twinbus.protocol.access import Principal
 from twinbus.protocol.keys import Claim
 
@@ -62,15 +60,6 @@ class OverloadGuard:
                 if entity.history is not None:
                     entity.history.forget_before(now)
             self.throttle.check_room(self._shared.resources.memory_bytes, self.storage_bytes)
-
-    def check_history(self, entity: Entity, history: DuplicateHistory, now: int) -> None:
-        """Refuse messages while an entity has the maximum number of remembered ids."""
-        if len(history) < MAX_REMEMBERED_IDS:
-            return
-        history.forget_before(now)
-        if len(history) >= MAX_REMEMBERED_IDS:
-            path = entity.description.path
-            raise busy_entity(path, "ids of duplicate detection", MAX_REMEMBERED_IDS)
 
     def check_receives(self, path: str, principal: Principal) -> None:
         """Refuse another waiting request if there are too many."""

@@ -7,7 +7,7 @@ that are gone are removed. No step handles single messages.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Entries
 from twinbus.broker.store.descriptions import description_of
+from twinbus.broker.store.entry_rows import EntryRows
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Record
 from twinbus.broker.store.message_rows import MessageRows
@@ -52,7 +53,7 @@ class Replay:
         self._place_order: list[int] = []
         self._changes: list[Columns] = []
         self._change_order: list[int] = []
-        self._history: list[tuple[int, int, pa.RecordBatch]] = []  # record, segment, ids
+        self._history: list[tuple[int, int, _Ids]] = []  # record, segment, ids
 
     def read(self, log: Log, bodies: Bodies) -> None:
         """Read the complete log."""
@@ -71,13 +72,13 @@ class Replay:
                         self._places.append(_whole_places(part))
                         self._place_order.append(record.number)
                 elif part.kind is PartKind.PLACES:
-                    self._places.append(_numpy(part.columns))
+                    self._places.append(_places_in(part))
                     self._place_order.append(record.number)
                 elif part.kind is PartKind.CHANGES:
                     self._changes.append(_numpy(part.columns))
                     self._change_order.append(record.number)
                 elif part.kind is PartKind.HISTORY:
-                    self._history.append((record.number, place.segment, part.columns))
+                    self._history.append((record.number, place.segment, _ids_in(part)))
                 else:
                     self._learn(part.columns)
 
@@ -111,12 +112,12 @@ class Replay:
         facts = self.facts.get("clock", {})
         return {int(record): int(json.loads(value)) for record, value in facts.items()}
 
-    def history(self) -> Iterator[tuple[int, pa.RecordBatch, Int64s]]:
-        """Yield message ids of duplicate detection: their segment, columns and times."""
+    def history(self) -> Iterator[tuple[int, "_Ids", Int64s]]:
+        """Yield message ids of duplicate detection: their segment, the ids, and their times."""
         steps = self.clock_steps
-        for record, segment, columns in self._history:
+        for record, segment, ids in self._history:
             by = sum(step for before, step in steps.items() if record <= before)
-            yield segment, columns, columns.column("time").to_numpy() + by
+            yield segment, ids, ids.times + by
 
     def number(self, kind: str, key: str, default: int) -> int:
         """Return a fact that is a number."""
@@ -146,6 +147,33 @@ class Replay:
         if not alive.all():
             places = {name: column[alive] for name, column in places.items()}
         return places, highest
+
+
+class _Ids(NamedTuple):
+    """Message ids that duplicate detection remembers."""
+
+    entities: Sequence[int]
+    message_ids: Sequence[str]
+    times: Int64s
+
+
+def _ids_in(part: Part) -> _Ids:
+    if isinstance(part.columns, EntryRows):
+        entities, message_ids, times = zip(*part.columns.rows, strict=True)
+        return _Ids(entities, message_ids, np.array(times, np.int64))
+    entity, message_id, time = part.columns.columns
+    return _Ids(entity.to_pylist(), message_id.to_pylist(), time.to_numpy())
+
+
+def _places_in(part: Part) -> Columns:
+    if not isinstance(part.columns, EntryRows):
+        return _numpy(part.columns)
+    return {
+        name: np.array(values, dtype)
+        for (name, dtype), values in zip(
+            _DTYPES.items(), zip(*part.columns.rows, strict=True), strict=True
+        )
+    }
 
 
 def _numpy(part: pa.RecordBatch) -> Columns:
@@ -333,9 +361,10 @@ def _restore_keyed(namespace: BrokerNamespace, replay: Replay) -> None:
 
 def _restore_history(namespace: BrokerNamespace, replay: Replay) -> None:
     seen: dict[int, dict[str, int]] = {}
-    for _, part, moments in replay.history():
-        numbers, ids = (part.column(name).to_pylist() for name in ("entity", "message_id"))
-        for number, message_id, time in zip(numbers, ids, moments.tolist(), strict=True):
+    for _, ids, moments in replay.history():
+        for number, message_id, time in zip(
+            ids.entities, ids.message_ids, moments.tolist(), strict=True
+        ):
             times = seen.setdefault(number, {})
             times[message_id] = max(time, times.get(message_id, 0))
     for entity in namespace.directory:

@@ -62,8 +62,6 @@ class Sends:
         path = requests[0].command.path
         try:
             entity = self.sendable(path)
-            if entity.history is not None:
-                self._overload.check_history(entity, entity.history, now)
             self._overload.check_room(now)
         except Exception as error:  # noqa: BLE001 - an error must not affect the rest of the turn
             refusal = self._isolation.report(error, f"a send to {path}")
