@@ -63,7 +63,7 @@ from twinbus.protocol.commands import (
 )
 from twinbus.protocol.rows import messages_in
 from twinbus.servicebus.conditions import NO_TRANSACTIONS, condition_of, no_modification
-from twinbus.servicebus.messages import write_message
+from twinbus.servicebus.encoding import write_message
 from twinbus.servicebus.work import LinkRequest, Work
 
 NO_WAIT: Final = timedelta(0)
