@@ -85,7 +85,7 @@ DELIVERED = st.builds(
     SENT | NATIVE | SPOILT | CHANGED,
     st.fixed_dictionaries(PLAIN_FACTS) | st.fixed_dictionaries(FACTS),
 )
-USUAL = {
+USUAL: dict[str, Any] = {
     "sequence_number": 1,
     "enqueued_time_utc": datetime(2030, 1, 1, tzinfo=UTC),
     "locked_until_utc": datetime(2030, 1, 2, tzinfo=UTC),

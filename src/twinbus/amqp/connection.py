@@ -128,6 +128,11 @@ class AmqpConnection:
         return events
 
     @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has events to return."""
+        return bool(self._events)
+
+    @property
     def incomplete_bytes(self) -> int:
         """How many bytes of unfinished frames and deliveries are in memory."""
         return self._reader.incomplete_bytes + self._partial_bytes

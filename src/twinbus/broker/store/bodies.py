@@ -74,6 +74,10 @@ class Bodies:
         rows = self._columns["rows"][np.where(inside, position, 0)]
         return inside & (rows > 0)
 
+    def are_single(self, numbers: Int64s) -> bool:
+        """Return whether each of these batches has one message."""
+        return bool((self._columns["rows"][numbers - self._first] == 1).all())
+
     def retain(self, numbers: Int64s) -> None:
         """Add a place for each row."""
         self._count_places(numbers, 1)
@@ -87,6 +91,12 @@ class Bodies:
         self._count_places(numbers, -1)
         self.released += len(numbers)
         self._undo.note(lambda: self._count_places(numbers, 1))
+
+    def release_one(self, number: int) -> None:
+        """Remove a place of one batch."""
+        self._count_batch(number - self._first, -1)
+        self.released += 1
+        self._undo.note(lambda: self._count_batch(number - self._first, 1))
 
     def _count_places(self, numbers: Int64s, sign: int) -> None:
         if not len(numbers):

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.store.change_rows import ChangeRow, ChangeRows
 from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.errors import MessagingError
@@ -73,7 +74,7 @@ class Entries:
 
     facts: list[Fact] = field(default_factory=list)
     places: list[dict[str, Any]] = field(default_factory=list)  # columns, or one value for all rows
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[dict[str, Any] | ChangeRow] = field(default_factory=list)  # as places, or one
 
     def __bool__(self) -> bool:
         return bool(self.facts or self.places or self.changes)
@@ -98,6 +99,10 @@ class Entries:
     def gone(self, entity: int, sequence: Int64s, cause: Cause) -> None:
         """Add that messages left an entity, with the cause in the column of failures."""
         self.change(entity, sequence, State.GONE, cause.value)
+
+    def gone_one(self, entity: int, sequence: int, cause: Cause) -> None:
+        """Add that one message left an entity, as `gone` does, but without arrays."""
+        self.changes.append(ChangeRow(entity, sequence, State.GONE.value, cause.value))
 
 
 class Transferred(NamedTuple):
@@ -247,12 +252,12 @@ class Commit:
             columns = [[getattr(f, name) for f in piece] for name in ("kind", "key", "value")]
             parts.append(_part(PartKind.FACTS, columns, now))
         parts.extend(batches)
-        for kind, entries in (
-            (PartKind.PLACES, self.kept.places + self.tentative.places),
-            (PartKind.CHANGES, self.kept.changes + self.tentative.changes),
-        ):
-            if entries:
-                parts.append(_numbers_part(kind, entries, now))
+        places = self.kept.places + self.tentative.places
+        if places:
+            parts.append(_numbers_part(PartKind.PLACES, places, now))
+        changes = self.kept.changes + self.tentative.changes
+        if changes:
+            parts.append(_changes_part(changes, now))
         if self.history:
             parts.append(_part(PartKind.HISTORY, self._history_columns(), now))
         return parts
@@ -322,6 +327,18 @@ def _pieces(facts: list[Fact]) -> Iterator[list[Fact]]:
             first, size = at, fact.size
     if facts:
         yield facts[first:]
+
+
+def _changes_part(changes: list[dict[str, Any] | ChangeRow], now: int) -> Part:
+    rows = [change for change in changes if type(change) is ChangeRow]
+    if len(rows) == len(changes):
+        return Part(PartKind.CHANGES, ChangeRows(rows), time=now)
+    columns = [change if isinstance(change, dict) else _columns_of(change) for change in changes]
+    return _numbers_part(PartKind.CHANGES, columns, now)
+
+
+def _columns_of(row: ChangeRow) -> dict[str, Any]:
+    return row._asdict() | {"sequence": np.array([row.sequence], np.int64)}
 
 
 def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Part:
