@@ -14,9 +14,10 @@ from twinbus.amqp.conditions import AmqpError, Condition, Scope
 from twinbus.amqp.deliveries import MASK, UnsettledDeliveries, distance, unwrapped
 from twinbus.amqp.encoder import write_boolean, write_compound, write_uint
 from twinbus.amqp.events import DeliveriesSettled, OutcomeReported, WindowOpened
-from twinbus.amqp.performatives import RECEIVER, DeliveryState, DispositionFrame, Received
+from twinbus.amqp.performatives import RECEIVER, DeliveryState, Received
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.short_frames import ReadDisposition
 from twinbus.amqp.transfers import state_bytes
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Outcomes:
 
     # -- frames of the peer --------------------------------------------------------------------
 
-    def take(self, frame: DispositionFrame) -> None:
+    def take(self, frame: ReadDisposition) -> None:
         """Process a disposition of the peer."""
         first = frame.first
         length = 0 if frame.last is None else distance(frame.last, first)
@@ -160,7 +161,7 @@ class Outcomes:
             number = unwrapped(first, self._last_received)
             self._take_settled(number, number + length)
 
-    def _take_outcome(self, frame: DispositionFrame, first: int, last: int) -> None:
+    def _take_outcome(self, frame: ReadDisposition, first: int, last: int) -> None:
         """Process a receiver's disposition of deliveries that we sent."""
         state, is_settled, had_room = frame.state, frame.settled, self.has_room
         if not is_settled and (state is None or isinstance(state, Received)):
