@@ -766,7 +766,11 @@ def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
     """Return lock tokens as a column."""
-    content = b"".join([token.bytes for token in lock_tokens])
+    return token_column(b"".join([token.bytes for token in lock_tokens]))
+
+
+def token_column(content: bytes) -> pa.Array:
+    """Return a column of lock tokens, given as their concatenated bytes."""
     return pa.Array.from_buffers(LOCK_TOKEN, len(content) // 16, [None, pa.py_buffer(content)])
 
 

@@ -38,10 +38,19 @@ class GatheredOutcome:
 class Outcomes:
     """The unsettled deliveries of a session, in both directions."""
 
-    __slots__ = ("_gathered", "_last_received", "_received", "_reported", "_sent", "_session")
+    __slots__ = (
+        "_gathered",
+        "_last_received",
+        "_max_unsettled",
+        "_received",
+        "_reported",
+        "_sent",
+        "_session",
+    )
 
     def __init__(self, session: "AmqpSession") -> None:
         self._session = session
+        self._max_unsettled = session.connection.options.max_unsettled
         self._received: UnsettledDeliveries[ReceiverLink] = UnsettledDeliveries()
         self._last_received: int | None = None
         self._sent: UnsettledDeliveries[SenderLink] = UnsettledDeliveries()
@@ -53,11 +62,7 @@ class Outcomes:
     @property
     def has_room(self) -> bool:
         """Whether another delivery may be sent unsettled."""
-        return len(self._sent) + len(self._reported) < self._max_unsettled
-
-    @property
-    def _max_unsettled(self) -> int:
-        return self._session.connection.options.max_unsettled
+        return len(self._sent.owners) + len(self._reported.owners) < self._max_unsettled
 
     def add_sent(self, number: int, link: SenderLink) -> None:
         """Add a delivery that is sent unsettled."""

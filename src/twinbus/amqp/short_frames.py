@@ -19,7 +19,7 @@ from twinbus.limits import MAX_AMQP_TAG_BYTES
 
 _TRANSFER: Final = b"\x00\x53\x14\xc0"  # the descriptor, and a list whose size has one byte
 _DISPOSITION: Final = b"\x00\x53\x15\xc0"
-_ZERO, _SMALL, _WIDE, _SHORT_BINARY, _BYTE_BOOLEAN = 0x43, 0x52, 0x70, 0xA0, 0x56
+_NULL, _ZERO, _SMALL, _WIDE, _SHORT_BINARY, _BYTE_BOOLEAN = 0x40, 0x43, 0x52, 0x70, 0xA0, 0x56
 _BEFORE_TAIL: Final = b"\x43\x43\xa0\x01\x00"  # a handle, a delivery-id and a delivery-tag
 _ROLE_AND_RANGE: Final = b"\x41\x43\x43"
 _MAX_TAIL_BYTES: Final = 32  # that are remembered; the outcome `rejected` has more
@@ -47,7 +47,7 @@ class WholeTransfer(_TransferFields):
 
 class _RangeFields(NamedTuple):
     first: int
-    last: int
+    last: int | None
     state: DeliveryState | None
     settled: bool
 
@@ -105,10 +105,19 @@ def _read_disposition(data: bytes, at: int, end: int) -> tuple[ReportedRange, in
         else:
             return None
         first, at = _read_uint(data, at)
-        last, at = _read_uint(data, at)
+        last: int | None = None
+        if data[at] == _NULL:
+            at += 1
+        else:
+            last, at = _read_uint(data, at)
     except (IndexError, struct.error):
         return None
-    if first < 0 or last < 0 or tail_end != end or not 0 <= tail_end - at <= _MAX_TAIL_BYTES:
+    if (
+        first < 0
+        or (last is not None and last < 0)
+        or tail_end != end
+        or not 0 <= tail_end - at <= _MAX_TAIL_BYTES
+    ):
         return None
     tail = _disposition_tail(count, data[at:tail_end])
     return None if tail is None else (ReportedRange(first, last, *tail), end)

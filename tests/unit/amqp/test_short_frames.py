@@ -130,10 +130,17 @@ def spoilt(body: bytes, data: st.DataObject) -> bytes:
             b"\x43\x56\x00\x56\x00\x40\x40\x40\x40\x40"
         ),
         b"\x00\x53\x15\xc0\x0e\x06\x56\x01\x52\x03\x52\x03\x56\x00\x00\x53\x24\x45\x40",
+        b"\x00\x53\x15\xc0\x0d\x06\x56\x01\x52\x03\x40\x56\x00\x00\x53\x24\x45\x40",
         TransferFrame(handle=0, delivery_id=0, delivery_tag=bytes(16), settled=True).encode(),
         DispositionFrame(role=True, first=0, last=0, settled=True, state=ACCEPTED).encode(),
     ],
-    ids=["transfer of the SDK", "disposition of the SDK", "transfer", "disposition"],
+    ids=[
+        "transfer of the SDK",
+        "disposition of the SDK",
+        "of one delivery",
+        "transfer",
+        "disposition",
+    ],
 )
 def test_the_usual_frames_have_a_short_way(written: bytes) -> None:
     assert read_short(written, 0, len(written)) is not None
