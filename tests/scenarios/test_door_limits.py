@@ -48,9 +48,11 @@ from twinbus.protocol.commands import (
     ReceiveMode,
     Send,
 )
-from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
+from twinbus.protocol.frames import MAGIC, FrameKind
+from twinbus.protocol.wire import decode_error
 from twinbus.server import attendance, client_connection, web
 from twinbus.server import door as door_module
+from twinbus.server import entrance as entrance_module
 from twinbus.server.door import Door
 from twinbus.server.native import NativeConnection
 
@@ -180,7 +182,7 @@ HALVES = {
 def test_a_stranger_is_let_go_when_its_time_is_over(
     enter: Callable[..., Entrance], monkeypatch: pytest.MonkeyPatch, opening: bytes
 ) -> None:
-    for module in (door_module, server_conversation, web):
+    for module in (entrance_module, server_conversation, web):
         monkeypatch.setattr(module, "AUTHENTICATION_US", SECOND_US // 5)
     entrance = enter()
     line = entrance.say(opening)
@@ -303,7 +305,7 @@ def test_the_files_that_a_process_may_open_bound_its_clients(
         for module in (attendance, door_module):
             monkeypatch.setattr(module, name, 8)
     files = RESERVED_DESCRIPTORS + 8 + 8 + 10
-    monkeypatch.setattr(door_module, "_raise_descriptor_limit", lambda _: files)
+    monkeypatch.setattr(door_module, "raise_descriptor_limit", lambda _: files)
     entrance = enter()
     assert entrance.door.attendance.max_connections == 10
     [line] = [
