@@ -28,7 +28,7 @@ def test_an_error_is_noted_under_the_line_of_twinbus_that_made_it(
     InvalidArgumentError("made by a test")
     texts.write(tmp_path / "texts.txt", tmp_path)
     ((place, [text]),) = parse((tmp_path / "texts.txt").read_text()).items()
-    assert (place[0], place[2]) == ("twinbus.message", "InvalidArgumentError")
+    assert (place[0], place[2]) == ("twinbus.message.brokered", "InvalidArgumentError")
     assert text.startswith("body must be bytes, not str")
 
 
