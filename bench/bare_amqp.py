@@ -31,7 +31,7 @@ from twinbus.amqp.sasl import ANONYMOUS, SaslServer
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.amqp.types import Int
 from twinbus.message import BrokeredMessage
-from twinbus.servicebus.messages import write_message
+from twinbus.servicebus.encoding import write_message
 
 CREDIT = 1000
 LOCKED = datetime.now(UTC) + timedelta(days=1)

@@ -121,6 +121,7 @@ CARRIED_ID_BYTES: Final = 512  # of a message id in a record: 128 characters of 
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
 MAX_WRITE_BUFFERS: Final = 1024  # of one system call: IOV_MAX on Linux
 OPEN_RECORDS: Final = 64  # decoded records kept at hand; each is a view of a mapped file
+READ_AHEAD_BYTES: Final = 64 * 1024  # of a batch that is delivered one message at a time
 
 # Storage trouble
 SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds

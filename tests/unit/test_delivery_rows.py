@@ -15,7 +15,7 @@ from tests.unit.properties import replayed
 from tests.unit.test_message import exactly, messages
 from twinbus.entities import QueueDescription, dead_letter_path
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import ROWS_AS_ROWS, ROWS_IN_LOG
+from twinbus.limits import READ_AHEAD_BYTES, ROWS_AS_ROWS, ROWS_IN_LOG
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.protocol.commands import (
     CreateEntity,
@@ -103,6 +103,41 @@ def test_more_messages_than_a_few_come_in_columns(site: Site) -> None:
     site.ask(Send(PATH, sent))
     reply = site.ask(Receive(PATH, 100, takes_rows=True))
     assert [message.body for message in to_messages(reply)] == [each.body for each in sent]
+
+
+def test_messages_that_were_sent_one_by_one_come_as_rows_however_many_they_are(site: Site) -> None:
+    sent = [BrokeredMessage(b"%d" % number, subject="tea") for number in range(2 * ROWS_AS_ROWS)]
+    for message in sent:
+        site.ask(Send(PATH, [message]))
+    command = Receive(PATH, 100, takes_rows=True)
+    reply = over_the_wire(site.ask(command))
+    assert isinstance(reply, DeliveryRows)
+    found = [plain(message) for message in messages_in(reply)]
+    site.ask(undo_of(command, reply))  # type: ignore[arg-type]
+    assert found == [plain(message) for message in to_messages(site.ask(Receive(PATH, 100)))]
+
+
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=20), large=st.booleans())
+@replayed
+def test_messages_of_a_batch_are_the_same_however_few_are_received_at_once(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], large: bool
+) -> None:
+    site = Site(tmp_path_factory.mktemp("batch"))
+    for path in (PATH, "other"):
+        site.ask(CreateEntity(QueueDescription(path=path)))
+        body = bytes(READ_AHEAD_BYTES // 4 if large else 10)
+        sent = [BrokeredMessage(body + b"%d" % n, message_id=str(n)) for n in range(sum(sizes))]
+        site.ask(Send(path, to_batch(sent)))
+    found: list[BrokeredMessage] = []
+    for size in sizes:
+        found += messages_in(site.ask(Receive(PATH, size, takes_rows=True)))
+        messages_in(site.ask(Receive("other", 1, takes_rows=True)))  # reads ahead elsewhere
+    columns = to_messages(site.ask(Receive("other", 1000)))
+    site.embedded.close()
+    assert [(each.message_id, each.body) for each in found[len(sizes) :]] == [
+        (each.message_id, each.body) for each in columns
+    ]
+    assert [each.message_id for each in found] == [str(n) for n in range(sum(sizes))]
 
 
 def test_a_row_says_why_a_message_died(site: Site) -> None:

@@ -8,9 +8,11 @@ import pytest
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol, ULong
+from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.pairing.backlog import diverted, restored
-from twinbus.servicebus.messages import read_message, write_message
+from twinbus.servicebus.encoding import write_message, write_sent
+from twinbus.servicebus.messages import read_message
 
 SECTIONS = {
     SectionKind.HEADER: Header(durable=True, priority=7, ttl=60_000),
@@ -103,3 +105,12 @@ def test_a_message_without_an_id_gets_one_that_receivers_see(
     found = AmqpMessage(b"".join(write_message(message)))
     assert found.properties == replace(given or Properties(), message_id=message.message_id)
     assert AmqpMessage(b"".join(write_message(message))).properties == found.properties
+
+
+def test_a_content_type_that_is_not_ascii_does_not_keep_a_message_from_amqp_receivers() -> None:
+    native = BrokeredMessage(b"body", content_type="text/\u00fcber")
+    found = AmqpMessage(b"".join(write_message(native))).properties
+    assert found is not None
+    assert found.content_type == "text/\\xfcber"
+    with pytest.raises(InvalidArgumentError, match="content-type"):
+        write_sent(native)  # an application that sends to Azure learns that Azure has no such type

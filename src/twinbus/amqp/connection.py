@@ -37,10 +37,10 @@ from twinbus.amqp.performatives import (
     CloseFrame,
     ErrorCondition,
     OpenFrame,
-    TransferFrame,
 )
 from twinbus.amqp.sasl import SaslClient, SaslServer
 from twinbus.amqp.session import AmqpSession
+from twinbus.amqp.short_frames import ReadDisposition, ReadTransfer, read_short
 from twinbus.errors import InvalidOperationError
 from twinbus.limits import (
     AMQP_CLOSE_US,
@@ -128,6 +128,11 @@ class AmqpConnection:
         return events
 
     @property
+    def has_events(self) -> bool:
+        """Whether `take_events` has events to return."""
+        return bool(self._events)
+
+    @property
     def incomplete_bytes(self) -> int:
         """How many bytes of unfinished frames and deliveries are in memory."""
         return self._reader.incomplete_bytes + self._partial_bytes
@@ -144,8 +149,8 @@ class AmqpConnection:
             raise AmqpError(f"a frame has the unknown type {view.type}", Condition.FRAMING_ERROR)
         if view.begin == view.end:
             return  # a heartbeat
-        received, at = _decoded(view)
-        if type(received) is TransferFrame:
+        received, at = read_short(view.data, view.begin, view.end) or _decoded(view)
+        if isinstance(received, ReadTransfer):
             session = self._by_peer_channel.get(view.channel)
             if session is not None and self._closing_at is None:
                 session.take_transfer(received, view.data[at : view.end])
@@ -154,7 +159,9 @@ class AmqpConnection:
             raise AmqpError(f"{view.end - at} bytes follow {received.NAME} in its frame")
         self._take_performative(received, view)
 
-    def _take_performative(self, received: Composite, view: FrameView) -> None:
+    def _take_performative(
+        self, received: Composite | ReadTransfer | ReadDisposition, view: FrameView
+    ) -> None:
         size = view.end - view.begin
         if size > MAX_AMQP_KEPT_FRAME_BYTES and isinstance(
             received, OpenFrame | BeginFrame | AttachFrame

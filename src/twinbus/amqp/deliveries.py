@@ -32,21 +32,21 @@ class UnsettledDeliveries(Generic[Owner]):
     majority.
     """
 
-    __slots__ = ("_numbers", "_owners")
+    __slots__ = ("_numbers", "owners")
 
     def __init__(self) -> None:
-        self._owners: dict[int, Owner] = {}
+        self.owners: dict[int, Owner] = {}  # by number
         self._numbers: list[int] = []
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self.owners)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._owners
+        return number in self.owners
 
     def add(self, number: int, owner: Owner) -> None:
         """Add a delivery; usually the newest."""
-        self._owners[number] = owner
+        self.owners[number] = owner
         if self._numbers and number < self._numbers[-1]:
             insort(self._numbers, number)
         else:
@@ -54,16 +54,16 @@ class UnsettledDeliveries(Generic[Owner]):
 
     def take(self, number: int) -> Owner | None:
         """Remove a delivery; return its owner, or None if it is not there."""
-        owner = self._owners.pop(number, None)
-        if owner is not None and len(self._numbers) > 2 * len(self._owners) + 64:
-            self._numbers = sorted(self._owners)
+        owner = self.owners.pop(number, None)
+        if owner is not None and len(self._numbers) > 2 * len(self.owners) + 64:
+            self._numbers = sorted(self.owners)
         return owner
 
     def take_range(self, first: int, last: int) -> list[tuple[int, Owner]]:
         """Remove the deliveries from `first` to `last`; return them with their owners."""
         begin = bisect_left(self._numbers, first)
         end = bisect_right(self._numbers, last)
-        owners = self._owners
+        owners = self.owners
         found = [
             (number, owners.pop(number)) for number in self._numbers[begin:end] if number in owners
         ]

@@ -92,7 +92,8 @@ def _write_int(value: int) -> bytes:
     return _pack_small(0x54, value) if -128 <= value < 128 else _pack_int(0x71, value)
 
 
-def _write_long(value: int) -> bytes:
+def write_long(value: int) -> bytes:
+    """Encode a long."""
     return _pack_small(0x55, value) if -128 <= value < 128 else _pack_long(0x81, value)
 
 
@@ -251,7 +252,7 @@ _WRITERS: dict[type, Writer] = {
     Byte: _fixed_writer(0x51, "b"),
     Short: _fixed_writer(0x61, "h"),
     Int: _write_int,
-    int: _write_long,
+    int: write_long,
     Float: _fixed_writer(0x72, "f"),
     float: _fixed_writer(0x82, "d"),
     Char: _write_char,

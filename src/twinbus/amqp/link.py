@@ -27,8 +27,8 @@ from twinbus.amqp.performatives import (
     SenderSettleMode,
     Source,
     Target,
-    TransferFrame,
 )
+from twinbus.amqp.short_frames import ReadTransfer
 from twinbus.amqp.types import Described
 from twinbus.limits import AMQP_MESSAGE_BYTES
 
@@ -246,6 +246,6 @@ class AmqpLink:
         """Process the peer's flow for the link."""
         raise NotImplementedError
 
-    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+    def take_transfer(self, frame: ReadTransfer, payload: bytes) -> None:
         """Process a delivery, or a part of it."""
         raise NotImplementedError

@@ -14,9 +14,10 @@ from twinbus.amqp.conditions import AmqpError, Condition, Scope
 from twinbus.amqp.deliveries import MASK, UnsettledDeliveries, distance, unwrapped
 from twinbus.amqp.encoder import write_boolean, write_compound, write_uint
 from twinbus.amqp.events import DeliveriesSettled, OutcomeReported, WindowOpened
-from twinbus.amqp.performatives import RECEIVER, DeliveryState, DispositionFrame, Received
+from twinbus.amqp.performatives import RECEIVER, DeliveryState, Received
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.short_frames import ReadDisposition
 from twinbus.amqp.transfers import state_bytes
 
 if TYPE_CHECKING:
@@ -37,10 +38,19 @@ class GatheredOutcome:
 class Outcomes:
     """The unsettled deliveries of a session, in both directions."""
 
-    __slots__ = ("_gathered", "_last_received", "_received", "_reported", "_sent", "_session")
+    __slots__ = (
+        "_gathered",
+        "_last_received",
+        "_max_unsettled",
+        "_received",
+        "_reported",
+        "_sent",
+        "_session",
+    )
 
     def __init__(self, session: "AmqpSession") -> None:
         self._session = session
+        self._max_unsettled = session.connection.options.max_unsettled
         self._received: UnsettledDeliveries[ReceiverLink] = UnsettledDeliveries()
         self._last_received: int | None = None
         self._sent: UnsettledDeliveries[SenderLink] = UnsettledDeliveries()
@@ -52,11 +62,7 @@ class Outcomes:
     @property
     def has_room(self) -> bool:
         """Whether another delivery may be sent unsettled."""
-        return len(self._sent) + len(self._reported) < self._max_unsettled
-
-    @property
-    def _max_unsettled(self) -> int:
-        return self._session.connection.options.max_unsettled
+        return len(self._sent.owners) + len(self._reported.owners) < self._max_unsettled
 
     def add_sent(self, number: int, link: SenderLink) -> None:
         """Add a delivery that is sent unsettled."""
@@ -143,7 +149,7 @@ class Outcomes:
 
     # -- frames of the peer --------------------------------------------------------------------
 
-    def take(self, frame: DispositionFrame) -> None:
+    def take(self, frame: ReadDisposition) -> None:
         """Process a disposition of the peer."""
         first = frame.first
         length = 0 if frame.last is None else distance(frame.last, first)
@@ -160,7 +166,7 @@ class Outcomes:
             number = unwrapped(first, self._last_received)
             self._take_settled(number, number + length)
 
-    def _take_outcome(self, frame: DispositionFrame, first: int, last: int) -> None:
+    def _take_outcome(self, frame: ReadDisposition, first: int, last: int) -> None:
         """Process a receiver's disposition of deliveries that we sent."""
         state, is_settled, had_room = frame.state, frame.settled, self.has_room
         if not is_settled and (state is None or isinstance(state, Received)):

@@ -18,8 +18,8 @@ from twinbus.amqp.performatives import (
     ReceiverSettleMode,
     Rejected,
     SenderSettleMode,
-    TransferFrame,
 )
+from twinbus.amqp.short_frames import ReadTransfer
 from twinbus.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class ReceiverLink(AmqpLink):
             self._is_draining = False
             self.session.connection.emit(Drained(self))
 
-    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+    def take_transfer(self, frame: ReadTransfer, payload: bytes) -> None:
         """Process a delivery, or a part of it."""
         if self.state is not _ACTIVE:
             if self.state is EndpointState.OFFERED:
@@ -170,7 +170,7 @@ class ReceiverLink(AmqpLink):
             self._check_continues(partial, frame)
         self._add(partial, frame, payload)
 
-    def _begin(self, frame: TransferFrame) -> int:
+    def _begin(self, frame: ReadTransfer) -> int:
         """Check the first frame of a delivery; return its number."""
         if frame.delivery_id is None or not frame.delivery_tag:
             raise AmqpError(
@@ -194,7 +194,7 @@ class ReceiverLink(AmqpLink):
             Scope.LINK,
         )
 
-    def _check_continues(self, partial: PartialDelivery, frame: TransferFrame) -> None:
+    def _check_continues(self, partial: PartialDelivery, frame: ReadTransfer) -> None:
         if (
             (frame.delivery_id is not None and frame.delivery_id != partial.number & MASK)
             or (frame.delivery_tag is not None and frame.delivery_tag != partial.tag)
@@ -211,7 +211,7 @@ class ReceiverLink(AmqpLink):
         if frame.state is not None:
             partial.state = frame.state
 
-    def _add(self, partial: PartialDelivery, frame: TransferFrame, payload: bytes) -> None:
+    def _add(self, partial: PartialDelivery, frame: ReadTransfer, payload: bytes) -> None:
         if frame.aborted:
             self._drop_partial()
             self._drop()

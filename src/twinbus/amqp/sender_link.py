@@ -16,8 +16,8 @@ from twinbus.amqp.performatives import (
     DeliveryState,
     FlowFrame,
     SenderSettleMode,
-    TransferFrame,
 )
+from twinbus.amqp.short_frames import ReadTransfer
 from twinbus.errors import InvalidArgumentError, InvalidOperationError, MessageSizeExceededError
 from twinbus.limits import MAX_AMQP_TAG_BYTES
 
@@ -173,7 +173,7 @@ class SenderLink(AmqpLink):
             self._say_flow()
         self.session.connection.emit(CreditGiven(self, self.credit, self.is_draining))
 
-    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+    def take_transfer(self, frame: ReadTransfer, payload: bytes) -> None:
         """Refuse a transfer: this end sends."""
         del frame, payload
         raise AmqpError(

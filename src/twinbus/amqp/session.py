@@ -23,14 +23,13 @@ from twinbus.amqp.performatives import (
     AttachFrame,
     BeginFrame,
     DetachFrame,
-    DispositionFrame,
     EndFrame,
     ErrorCondition,
     FlowFrame,
-    TransferFrame,
 )
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.amqp.sender_link import SenderLink
+from twinbus.amqp.short_frames import ReadDisposition, ReadTransfer
 from twinbus.amqp.transfers import OutgoingTransfers
 from twinbus.errors import InvalidOperationError
 from twinbus.limits import AMQP_OUTGOING_WINDOW
@@ -242,7 +241,7 @@ class AmqpSession:
 
     # -- frames of the peer --------------------------------------------------------------------
 
-    def take(self, frame: "Composite", size: int) -> None:
+    def take(self, frame: "Composite | ReadTransfer | ReadDisposition", size: int) -> None:
         """Process a frame without a message."""
         if isinstance(frame, EndFrame):
             self._take_end(frame)
@@ -250,7 +249,7 @@ class AmqpSession:
         if self.state is not _ACTIVE:
             return  # we have ended the session, and the peer had not read it yet
         try:
-            if isinstance(frame, DispositionFrame):
+            if isinstance(frame, ReadDisposition):
                 self.outcomes.take(frame)
             elif isinstance(frame, FlowFrame):
                 self._take_flow(frame)
@@ -265,7 +264,7 @@ class AmqpSession:
                 raise
             self._fail(error)
 
-    def take_transfer(self, frame: TransferFrame, payload: bytes) -> None:
+    def take_transfer(self, frame: ReadTransfer, payload: bytes) -> None:
         """Process a frame with a message, or a part of it."""
         if self.state is not _ACTIVE:
             return  # we have ended the session, and the peer had not read it yet
@@ -357,5 +356,5 @@ class AmqpSession:
         self.connection.write_body(self.channel, body)
 
 
-def _refuse(frame: "Composite") -> None:
+def _refuse(frame: "Composite | ReadTransfer | ReadDisposition") -> None:
     raise AmqpError(f"{frame.NAME} is not allowed on a session's channel", Condition.NOT_ALLOWED)

@@ -29,6 +29,7 @@ from twinbus.message.columns import (
     to_batch,
     to_columns,
     to_messages,
+    token_column,
     tokens_of,
 )
 from twinbus.message.measures import (
@@ -110,6 +111,7 @@ __all__ = [
     "to_columns",
     "to_messages",
     "to_properties_column",
+    "token_column",
     "tokens_of",
     "too_long",
 ]

@@ -179,7 +179,11 @@ def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
 
 def tokens_of(lock_tokens: Iterable[UUID]) -> pa.Array:
     """Return lock tokens as a column."""
-    content = b"".join([token.bytes for token in lock_tokens])
+    return token_column(b"".join([token.bytes for token in lock_tokens]))
+
+
+def token_column(content: bytes) -> pa.Array:
+    """Return a column of lock tokens, given as their concatenated bytes."""
     return pa.Array.from_buffers(LOCK_TOKEN, len(content) // 16, [None, pa.py_buffer(content)])
 
 

@@ -30,7 +30,7 @@ from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 from twinbus.protocol.origins import ORIGIN_PROPERTY, OriginKind, message_id_of, origin_kind
 from twinbus.protocol.remainder import ACCEPTED
-from twinbus.servicebus.messages import write_sent
+from twinbus.servicebus.encoding import write_sent
 
 _ENVELOPE_BYTES = 512  # of a batch, in addition to its messages: an id, session and partition key
 _ENTRY_BYTES = 8  # of a batch, in addition to the bytes of each message

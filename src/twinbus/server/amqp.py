@@ -34,15 +34,18 @@ class ServiceBusConnection(ClientConnection):
             interceptor.attaching(path)
         return self._door.namespace.describe(path)
 
-    def take(self, data: bytes) -> None:
-        """Process bytes that the client sent."""
+    def take(self, data: bytes, *, may_turn: bool = True) -> None:
+        """Process bytes that the client sent; see `Turns.add` about `may_turn`."""
         conversation, amqp = self.conversation, self.conversation.amqp
         conversation.receive(data, now_us())
-        self._note_usage(conversation.reply_bytes, conversation.request_bytes)
-        self._hand_over()
-        self._note_incomplete(amqp.incomplete_bytes)
-        may_wait = conversation.may_read and not amqp.unread_bytes and not amqp.is_done
-        if amqp.has_outgoing or not may_wait:
+        if self._is_counted or conversation.holds_much:
+            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        if conversation.has_requests:
+            self._hand_over(may_turn=may_turn)
+        incomplete = amqp.incomplete_bytes
+        if incomplete != self._incomplete:
+            self._note_incomplete(incomplete)
+        if amqp.has_outgoing or amqp.unread_bytes or amqp.is_done or not conversation.may_read:
             self.flush()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
@@ -53,37 +56,42 @@ class ServiceBusConnection(ClientConnection):
         self._note_usage(0, 0)
         self._door.connection_ends(self)
 
-    def _hand_over(self) -> None:
-        if not self.conversation.has_requests:
-            return
+    def _hand_over(self, *, may_turn: bool = False) -> None:
         arrived, withdrawn = self.conversation.take_requests()
         if withdrawn:
             self._door.turns.withdraw(withdrawn)
         if arrived:
-            self._door.turns.add(arrived)
+            self._door.turns.add(arrived, may_turn=may_turn)
 
     def _answer(self, request: LinkRequest, value: Any) -> None:
-        self._door.latencies.observe(request.command, now_us() - request.read_at)
-        self.conversation.answer(request, self._door.presentable(value), now_us())
-        self._hand_over()
-        self._door.has_replies(self)
+        door, conversation, now = self._door, self.conversation, now_us()
+        door.latencies.observe(request.command, now - request.read_at)
+        if isinstance(value, MessagingError):
+            value = door.presentable(value)
+        conversation.answer(request, value, now)
+        if conversation.has_requests:
+            self._hand_over()
+        door.has_replies(self)
 
     def flush(self) -> None:
         """Write pending bytes, and close the connection when the conversation has ended."""
         if self._is_aborted:
             return
-        amqp, transport = self.conversation.amqp, self.transport
+        conversation, transport = self.conversation, self.transport
+        amqp = conversation.amqp
         # May allow the conversation to write more.
-        self.conversation.note_buffered(unwritten_bytes(transport))
+        conversation.note_buffered(unwritten_bytes(transport))
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            self.conversation.note_buffered(unwritten_bytes(transport))
-        self._note_usage(self.conversation.reply_bytes, self.conversation.request_bytes)
-        self._hand_over()
+            conversation.note_buffered(unwritten_bytes(transport))
+        if self._is_counted or conversation.holds_much:
+            self._note_usage(conversation.reply_bytes, conversation.request_bytes)
+        if conversation.has_requests:
+            self._hand_over()
         if amqp.is_done and not amqp.has_outgoing:
             transport.close()
         else:
-            self._read_on(may_read=self.conversation.may_read)
+            self._read_on(may_read=conversation.may_read)
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""

@@ -133,7 +133,8 @@ class WebsocketConnection(asyncio.Protocol):
     def _take(self, event: Event) -> None:
         if isinstance(event, BytesMessage):
             self._door.moved_bytes += len(event.data)
-            self._inside.take(bytes(event.data))
+            # Other frames of the same read may bring requests that can share the turn.
+            self._inside.take(bytes(event.data), may_turn=False)
         elif isinstance(event, Request):
             self._begin(event)
         elif isinstance(event, Ping):

@@ -58,6 +58,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AUTHENTICATION_US,
+    COUNTED_STEP_BYTES,
     MAX_TOKEN_ANSWERS,
     MAX_TOKEN_MESSAGE_BYTES,
     MAX_WAIT,
@@ -119,7 +120,7 @@ class ServiceBusConversation:
         )
         sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens come later
         self.amqp = AmqpConnection(options, now, sasl=sasl)
-        self._work = Work(guard, deliver, now, lambda: self.amqp.unread_bytes, self._admitted)
+        self._work = Work(guard, deliver, now, self.amqp, self._admitted)
         self._began_at = now
         self._max_message_bytes = max_message_bytes
         self._cbs = RequestNode(CBS, _CBS_NAMES, MAX_TOKEN_ANSWERS)
@@ -140,7 +141,8 @@ class ServiceBusConversation:
         """Process a reply of the broker."""
         self._work.now = now
         self._work.answer(request, value)
-        self._take(self.amqp.take_events())
+        if self.amqp.has_events:
+            self._take(self.amqp.take_events())
 
     @property
     def has_requests(self) -> bool:
@@ -160,6 +162,12 @@ class ServiceBusConversation:
         return self.amqp.may_read and not self._work.is_behind
 
     @property
+    def holds_much(self) -> bool:
+        """Whether so many bytes are unread, expected or unanswered that they must be counted."""
+        work = self._work
+        return work.reply_bytes >= COUNTED_STEP_BYTES or work.request_bytes >= COUNTED_STEP_BYTES
+
+    @property
     def reply_bytes(self) -> int:
         """How many bytes of replies are unread or expected."""
         return self._work.reply_bytes
@@ -171,15 +179,17 @@ class ServiceBusConversation:
 
     def note_buffered(self, size: int) -> None:
         """Record the number of unwritten bytes of the driver; deliver more if they are few."""
-        self.amqp.note_buffered(size)
-        self._work.submit_deferred()
-        if self._work.is_stalled and self.amqp.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
-            self._work.is_stalled = False
+        amqp, work = self.amqp, self._work
+        amqp.note_buffered(size)
+        work.submit_deferred()
+        if work.is_stalled and amqp.unread_bytes <= SERVICE_BUS_FETCH_BYTES:
+            work.is_stalled = False
             for session in self.amqp.sessions:
                 for link in session.links:
                     if isinstance(link.context, Receiving | Answers):
                         link.context.pump()
-        self._take(self.amqp.take_events())
+        if amqp.has_events:
+            self._take(amqp.take_events())
 
     def lose(self) -> None:
         """Handle the loss of the connection."""
@@ -238,14 +248,18 @@ class ServiceBusConversation:
             events = self.amqp.take_events()
 
     def _take_event(self, event: Event) -> None:
-        if isinstance(event, Delivery | DeliveryDropped):
+        if isinstance(event, Delivery):
             self._take_delivery(event)
         elif isinstance(event, OutcomeReported):
             if isinstance(event.link.context, Receiving):
                 event.link.context.take_outcome(event)
         elif isinstance(event, CreditGiven):
             self._take_credit(event)
-        elif isinstance(event, AttachRequested):
+        else:
+            self._take_rare_event(event)
+
+    def _take_rare_event(self, event: Event) -> None:
+        if isinstance(event, AttachRequested):
             self._take_attach(event.link)
         elif isinstance(event, WindowOpened):
             for link in event.session.links:
@@ -253,13 +267,14 @@ class ServiceBusConversation:
                     link.context.pump()
         elif isinstance(event, LinkDetached):
             self._take_detach(event)
-
-    def _take_delivery(self, event: Delivery | DeliveryDropped) -> None:
-        endpoint = event.link.context
-        if isinstance(event, DeliveryDropped):
+        elif isinstance(event, DeliveryDropped):
+            endpoint = event.link.context
             if isinstance(endpoint, Sending | RequestNode):
                 endpoint.renew_credit(event.link)
-        elif isinstance(event.state, TransactionalState):
+
+    def _take_delivery(self, event: Delivery) -> None:
+        endpoint = event.link.context
+        if isinstance(event.state, TransactionalState):
             event.link.settle(event.number, Rejected(error=NO_TRANSACTIONS), is_settled=True)
             if isinstance(endpoint, Sending | RequestNode):
                 endpoint.renew_credit(event.link)

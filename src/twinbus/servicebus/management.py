@@ -28,7 +28,8 @@ from twinbus.message import to_messages, tokens_of
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim
 from twinbus.servicebus.conditions import MICROSOFT, no_modification
-from twinbus.servicebus.messages import moment_of, read_message, timestamp_of, write_message
+from twinbus.servicebus.encoding import timestamp_of, write_message
+from twinbus.servicebus.messages import moment_of, read_message
 from twinbus.servicebus.nodes import Answer, NodeRequest, RequestNode, failed
 from twinbus.servicebus.receiving import Receiving
 from twinbus.servicebus.rules import read_rule, write_rule

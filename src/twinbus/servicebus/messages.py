@@ -1,4 +1,4 @@
-"""Converts messages between AMQP and Twinbus, in both directions, without loss.
+"""Converts messages from AMQP to Twinbus, without loss; encoding.py converts them back.
 
 A message that arrives over AMQP becomes a native message. Native clients, filters, schedules,
 sessions and duplicate detection use its fields. Its AMQP sections are kept byte for byte in
@@ -13,8 +13,7 @@ While the native fields match the fingerprint, the sections are delivered as the
 only replaces the header and adds its annotations. If a field was changed (by the action of a rule,
 or by a native client that sends the message again), the field takes precedence over its section.
 
-`write_sent` and `read_delivered` are the client's side: they encode a message as a Service Bus
-client sends it, and decode a delivery.
+`read_delivered` is the client's side: it decodes a delivery.
 """
 
 import struct
@@ -28,13 +27,11 @@ from uuid import UUID, uuid4
 import msgspec
 import xxhash
 
-from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.decoder import Buffer
-from twinbus.amqp.encoder import write_binary
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
-from twinbus.amqp.types import Described, Int, Symbol, Timestamp
-from twinbus.clock import MICROSECOND, from_us, moment_us
+from twinbus.amqp.types import Described, Symbol, Timestamp
+from twinbus.clock import from_us
 from twinbus.limits import NEVER_US
 from twinbus.message import (
     APPLICATION_FIELDS,
@@ -47,7 +44,7 @@ from twinbus.protocol.rows import encode_rows
 BATCH_FORMAT: Final = 0x80013700  # a message whose data sections are messages
 PARTITION_KEY: Final = "x-opt-partition-key"
 SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
-_BESIDE: Final = (
+BESIDE: Final = (
     SectionKind.HEADER,
     SectionKind.DELIVERY_ANNOTATIONS,
     SectionKind.MESSAGE_ANNOTATIONS,
@@ -55,14 +52,21 @@ _BESIDE: Final = (
     SectionKind.APPLICATION_PROPERTIES,
     SectionKind.FOOTER,
 )
-_TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
-_DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
-_EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
-_MOST_TICKS: Final = 2**63 - 1  # of a time span: unlimited
-_MOST_TTL_MS: Final = 2**32 - 1
+TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
+DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
+EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks
+MOST_TICKS: Final = 2**63 - 1  # of a time span: unlimited
+MOST_TTL_MS: Final = 2**32 - 1
 _AMQP: Final = 13  # the index of the sections in a row
-_HEAD = struct.Struct("<B8s")
+STORED_HEAD = struct.Struct("<B8s")
 _encode = msgspec.msgpack.Encoder().encode
+_SHORT_PROPERTIES: Final = bytes((0x00, 0x53, SectionKind.PROPERTIES, 0xC0))
+_SHORT_TEXT: Final = 0xA1
+_SHORT_DATA: Final = bytes((0x00, 0x53, SectionKind.DATA, 0xA0))
+_LONG_DATA: Final = bytes((0x00, 0x53, SectionKind.DATA, 0xB0))
+_FIELDS: Final = len(Properties.FIELDS)
+_NULLS: Final = b"\x40" * (_FIELDS - 1)
+_unpack_size: Final = struct.Struct(">I").unpack_from
 
 
 class BodyKind(IntEnum):
@@ -79,10 +83,45 @@ class BodyKind(IntEnum):
 
 def read_messages(payload: Buffer, message_format: int) -> list[BrokeredMessage]:
     """Return the messages of a transfer: a single one, or those of a batch."""
-    message = AmqpMessage(payload)
     if message_format != BATCH_FORMAT:
-        return [read_message(message)]
-    return [read_message(AmqpMessage(bytes(section))) for section in message.data_sections]
+        return [_read_plain(payload) or read_message(AmqpMessage(payload))]
+    sections = AmqpMessage(payload).data_sections
+    return [
+        _read_plain(content) or read_message(AmqpMessage(content))
+        for content in map(bytes, sections)
+    ]
+
+
+def _read_plain(payload: Buffer) -> BrokeredMessage | None:
+    """Return a message that has only an id and one data section; None if it has anything else.
+
+    This is the short way of `read_message`: the simplest message of an SDK is such a message.
+    """
+    try:
+        if payload[:4] != _SHORT_PROPERTIES or payload[6] != _SHORT_TEXT or not payload[7]:
+            return None
+        count, id_end, end = payload[5], 8 + payload[7], 5 + payload[4]
+        if not 0 < count <= _FIELDS or payload[id_end:end] != _NULLS[: count - 1]:
+            return None
+        head = payload[end : end + 4]
+        if head == _SHORT_DATA:
+            begin, size = end + 5, payload[end + 4]
+        elif head == _LONG_DATA:
+            begin, size = end + 8, _unpack_size(payload, end + 4)[0]
+        else:
+            return None
+        if begin + size != len(payload):
+            return None
+        message_id = str(payload[8:id_end], "utf-8")
+    except (IndexError, struct.error, UnicodeDecodeError):
+        return None
+    # As `fingerprint` returns for a message with no other field.
+    known = xxhash.xxh3_64_digest(_encode([message_id]))
+    return BrokeredMessage(
+        body=bytes(payload[begin:]),
+        message_id=message_id,
+        amqp=STORED_HEAD.pack(BodyKind.DATA, known) + payload[:end],
+    )
 
 
 def read_message(message: AmqpMessage) -> BrokeredMessage:
@@ -100,9 +139,9 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
     if kind is BodyKind.OTHER:
         kept = [bytes(piece) for piece in message.spliced(given)]
     else:
-        found = (given.get(section) or message.raw(section) for section in _BESIDE)
+        found = (given.get(section) or message.raw(section) for section in BESIDE)
         kept = [section for section in found if section is not None]
-    sections = _HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
+    sections = STORED_HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
     # No other code has the message yet, so it may be changed; a copy would take 50 us.
     object.__setattr__(native, "amqp", sections)
     return native
@@ -116,15 +155,15 @@ def _native_fields(
 ) -> dict[str, Any]:
     """Return the fields of a native message, except its body."""
     return {
-        "message_id": _text(properties.message_id) or uuid4().hex,
+        "message_id": text_of(properties.message_id) or uuid4().hex,
         "session_id": properties.group_id,
-        "correlation_id": _text(properties.correlation_id),
+        "correlation_id": text_of(properties.correlation_id),
         "content_type": properties.content_type,
         "subject": properties.subject,
         "to": properties.to,
         "reply_to": properties.reply_to,
         "reply_to_session_id": properties.reply_to_group_id,
-        "partition_key": _text(annotations.get(PARTITION_KEY)),
+        "partition_key": text_of(annotations.get(PARTITION_KEY)),
         "time_to_live": _life(header),
         "scheduled_enqueue_time_utc": moment_of(annotations.get(SCHEDULED)),
         "application_properties": dict(_native_properties(application)),
@@ -145,7 +184,7 @@ def _read_body(message: AmqpMessage) -> tuple[BodyKind, bytes]:
     return BodyKind.OTHER, b""
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
     """Return an id or key of any AMQP type as text."""
     if value is None:
         return None
@@ -156,7 +195,7 @@ def _text(value: Any) -> str | None:
 
 def _life(header: Header | None) -> timedelta | None:
     """Return a time to live; the largest value of AMQP means unlimited."""
-    if header is None or header.ttl is None or header.ttl == _MOST_TTL_MS:
+    if header is None or header.ttl is None or header.ttl == MOST_TTL_MS:
         return None
     return timedelta(milliseconds=max(header.ttl, 1))
 
@@ -193,11 +232,11 @@ def native_value(value: Any) -> PropertyValue | None:
         return str(value)
     if isinstance(value, Described) and type(value.value) is int:
         try:
-            if value.descriptor == _TIMESPAN:
-                is_never = value.value >= _MOST_TICKS
+            if value.descriptor == TIMESPAN:
+                is_never = value.value >= MOST_TICKS
                 return timedelta(microseconds=NEVER_US if is_never else value.value // 10)
-            if value.descriptor == _DATETIME_OFFSET:
-                return from_us((value.value - _EPOCH_TICKS) // 10)
+            if value.descriptor == DATETIME_OFFSET:
+                return from_us((value.value - EPOCH_TICKS) // 10)
         except (OverflowError, ValueError):
             return None
     return None
@@ -210,171 +249,6 @@ def fingerprint(message: BrokeredMessage) -> bytes:
     while fields and fields[-1] is None:
         fields.pop()
     return xxhash.xxh3_64_digest(_encode(fields))
-
-
-# -- to AMQP -----------------------------------------------------------------------------------
-
-
-def write_message(
-    message: BrokeredMessage, *, is_browsed: bool = False, is_locked: bool = True
-) -> list[Buffer]:
-    """Return a delivered message in pieces, with the broker's annotations.
-
-    Without `is_locked` they do not mention the lock: the message is deleted when it is written.
-    """
-    kind, sent = _sections_of(message)
-    header = sent.header or Header(ttl=_ttl(message))
-    pieces: list[Buffer] = [
-        replace(header, delivery_count=message.delivery_count or 0).encode(),
-        *_delivery_annotations(message.lock_token if is_locked else None, sent),
-        sent.extended(
-            SectionKind.MESSAGE_ANNOTATIONS,
-            _annotations(message, is_browsed=is_browsed, is_locked=is_locked),
-        ),
-        sent.raw(SectionKind.PROPERTIES) or b"",
-        *_application_properties(message, sent),
-        *_body(message, kind, sent),
-    ]
-    footer = sent.raw(SectionKind.FOOTER)
-    if footer is not None:
-        pieces.append(footer)
-    return pieces
-
-
-def _sections_of(
-    message: BrokeredMessage, *, is_exact: bool = False
-) -> tuple[BodyKind, AmqpMessage]:
-    """Return the sections that match the native fields; `is_exact` keeps microseconds."""
-    if message.amqp is None:
-        return BodyKind.DATA, AmqpMessage(_native_sections(message, AmqpMessage(b""), is_exact))
-    kind, known = BodyKind.DATA, b""
-    sent = AmqpMessage(b"")
-    if len(message.amqp) >= _HEAD.size:
-        try:
-            number, known = _HEAD.unpack_from(message.amqp)
-            kind, sent = BodyKind(number), AmqpMessage(message.amqp[_HEAD.size :])
-        except (ValueError, AmqpError):  # a native client wrote other bytes there
-            known = b""
-    if known != fingerprint(message):
-        sent = AmqpMessage(_native_sections(message, sent, is_exact))
-    return kind, sent
-
-
-def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool) -> bytes:  # noqa: FBT001
-    """Return sections made from native fields; `sent` provides what these cannot express."""
-    before = sent.properties or Properties()
-    properties = replace(
-        before,
-        message_id=_same_or(before.message_id, message.message_id),
-        correlation_id=_same_or(before.correlation_id, message.correlation_id),
-        to=message.to,
-        subject=message.subject,
-        reply_to=message.reply_to,
-        content_type=message.content_type,
-        group_id=message.session_id,
-        reply_to_group_id=message.reply_to_session_id,
-    )
-    annotations = dict(sent.message_annotations or {})
-    for name in (PARTITION_KEY, SCHEDULED):
-        annotations.pop(name, None)
-    if message.partition_key is not None:
-        annotations[Symbol(PARTITION_KEY)] = message.partition_key
-    if message.scheduled_enqueue_time_utc is not None:
-        annotations[Symbol(SCHEDULED)] = timestamp_of(message.scheduled_enqueue_time_utc)
-    application = sent.application_properties or {}
-    own = {
-        name: application[name]
-        if name in application and native_value(application[name]) == value
-        else amqp_value(value, is_exact=is_exact)
-        for name, value in message.application_properties.items()
-    }
-    header = replace(sent.header or Header(), ttl=_ttl(message))
-    kept = (SectionKind.DELIVERY_ANNOTATIONS, SectionKind.FOOTER)
-    pieces: list[Buffer] = [header.encode(), properties.encode()]
-    pieces += [section for name in kept if (section := sent.raw(name)) is not None]
-    if annotations:
-        pieces.append(encode_section(SectionKind.MESSAGE_ANNOTATIONS, annotations))
-    if own:
-        pieces.append(encode_section(SectionKind.APPLICATION_PROPERTIES, own))
-    beside = dict.fromkeys(_BESIDE)
-    pieces += sent.spliced(beside)
-    return b"".join(pieces)
-
-
-def _same_or(typed: Any, text: str | None) -> Any:
-    """Return the id with the type of the sender, unless its text was changed."""
-    return typed if _text(typed) == text else text
-
-
-def amqp_value(value: PropertyValue, *, is_exact: bool = False) -> Any:
-    """Return the value of a native property as an AMQP value; `is_exact` keeps microseconds."""
-    if isinstance(value, datetime):
-        us = moment_us(value)
-        if is_exact and us % 1000:  # an AMQP timestamp has milliseconds only
-            return Described(_DATETIME_OFFSET, us * 10 + _EPOCH_TICKS)
-        return timestamp_of(value)
-    if isinstance(value, timedelta):
-        return Described(_TIMESPAN, max(-_MOST_TICKS, min(value // MICROSECOND * 10, _MOST_TICKS)))
-    return value
-
-
-def timestamp_of(moment: datetime) -> Timestamp:
-    """Return a time as an AMQP timestamp."""
-    return Timestamp(moment_us(moment) // 1000)
-
-
-def _ttl(message: BrokeredMessage) -> int | None:
-    if message.time_to_live is None:
-        return None
-    return min(max(message.time_to_live // timedelta(milliseconds=1), 1), _MOST_TTL_MS)
-
-
-def _delivery_annotations(lock_token: UUID | None, sent: AmqpMessage) -> list[Buffer]:
-    if lock_token is None:
-        section = sent.raw(SectionKind.DELIVERY_ANNOTATIONS)
-        return [] if section is None else [section]
-    added = {"x-opt-lock-token": lock_token}
-    return [sent.extended(SectionKind.DELIVERY_ANNOTATIONS, added)]
-
-
-def _annotations(message: BrokeredMessage, *, is_browsed: bool, is_locked: bool) -> dict[str, Any]:
-    """Return the annotations that the broker adds to a message."""
-    added: dict[str, Any] = {}
-    if message.sequence_number is not None:
-        added["x-opt-sequence-number"] = message.sequence_number
-    if message.enqueued_time_utc is not None:
-        added["x-opt-enqueued-time"] = timestamp_of(message.enqueued_time_utc)
-    if is_locked and message.locked_until_utc is not None:
-        added["x-opt-locked-until"] = timestamp_of(message.locked_until_utc)
-    if message.state is not None and (is_browsed or message.state is not MessageState.ACTIVE):
-        added["x-opt-message-state"] = Int(message.state)
-    if message.dead_letter_source is not None:
-        added["x-opt-deadletter-source"] = message.dead_letter_source
-    return added
-
-
-def _application_properties(message: BrokeredMessage, sent: AmqpMessage) -> list[Buffer]:
-    why = {
-        "DeadLetterReason": message.dead_letter_reason,
-        "DeadLetterErrorDescription": message.dead_letter_error_description,
-    }
-    added = {name: text for name, text in why.items() if text is not None}
-    if added:
-        return [sent.extended(SectionKind.APPLICATION_PROPERTIES, added)]
-    section = sent.raw(SectionKind.APPLICATION_PROPERTIES)
-    return [] if section is None else [section]
-
-
-def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[Buffer]:
-    if kind is BodyKind.OTHER and not message.body:
-        return sent.spliced(dict.fromkeys(_BESIDE))
-    if kind is BodyKind.TEXT:
-        try:
-            return [encode_section(SectionKind.VALUE, message.body.decode())]
-        except UnicodeDecodeError:  # the body was replaced
-            pass
-    section = SectionKind.VALUE if kind is BodyKind.BINARY else SectionKind.DATA
-    return [bytes((0x00, 0x53, section)), write_binary(message.body)]
 
 
 # -- the client's side ---------------------------------------------------------------------------
@@ -402,14 +276,6 @@ _NOT_NATIVE: Final = (  # properties without a native field
 _NATIVE_TYPES: Final = (str, int, float, bool, bytes, UUID, Timestamp, Described)
 
 
-def write_sent(message: BrokeredMessage) -> bytes:
-    """Return a message as a Service Bus client sends it."""
-    kind, sent = _sections_of(message, is_exact=True)
-    before = [section for name in _BESIDE[:-1] if (section := sent.raw(name)) is not None]
-    footer = sent.raw(SectionKind.FOOTER) or b""
-    return b"".join([*before, *_body(message, kind, sent), footer])
-
-
 def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage:
     """Return a delivered message with the values that the broker added, except its lock token.
 
@@ -431,7 +297,7 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
         native = {name: getattr(sent, name) for name in APPLICATION_FIELDS}
     death: list[str | None] = [None, None]
     if is_dead or "x-opt-deadletter-source" in annotations:
-        death = [_text(native["application_properties"].pop(name, None)) for name in _DEATH]
+        death = [text_of(native["application_properties"].pop(name, None)) for name in _DEATH]
     enqueued = moment_of(annotations.get("x-opt-enqueued-time"))
     life = native["time_to_live"]
     return BrokeredMessage(
@@ -444,7 +310,7 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
         state=MessageState(int(annotations.get("x-opt-message-state") or 0)),
         dead_letter_reason=death[0],
         dead_letter_error_description=death[1],
-        dead_letter_source=_text(annotations.get("x-opt-deadletter-source")),
+        dead_letter_source=text_of(annotations.get("x-opt-deadletter-source")),
     )
 
 

@@ -27,7 +27,8 @@ from twinbus.entities import (
     TrueFilter,
 )
 from twinbus.errors import InvalidArgumentError
-from twinbus.servicebus.messages import amqp_value, native_value
+from twinbus.servicebus.encoding import amqp_value
+from twinbus.servicebus.messages import native_value
 
 _RULE: Final = ULong(0x0000013700000004)
 _NO_ACTION: Final = ULong(0x0000013700000005)

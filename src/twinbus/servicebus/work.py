@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
+from twinbus.amqp.connection import AmqpConnection
 from twinbus.entities import DEAD_LETTER_SUFFIX, EntityDescription
 from twinbus.errors import (
     EntityDisabledError,
@@ -66,15 +67,16 @@ class LinkRequest(Request):
         then: Then,
         now: int,
     ) -> None:
-        super().__init__(command, admission)
+        self.command, self.principal = command, admission  # inlined from Request.__init__
+        row = row_of(command)
         self._deliver = deliver
         self.path = path  # of the entity; selects the token
         self.claim: Claim | None = None  # None: the one that the command needs through other doors
         self.then = then
         self.read_at = now
         self.size = size_of(command)
-        self.waits = waits(command)
-        self.reply_bytes = 0 if self.waits else largest_reply(command)
+        self.waits = row.may_wait and waits(command)
+        self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
         self.is_open = True  # the reply is still needed
 
     def answer(self, value: Any) -> None:
@@ -126,14 +128,14 @@ class Work:
         guard: ServiceBusGuard,
         deliver: Deliver,
         now: int,
-        unread_bytes: Callable[[], int],
+        amqp: AmqpConnection,
         on_admitted: Callable[[], None],
     ) -> None:
         self._guard = guard
         self._on_admitted = on_admitted  # called when the connection counts as a client
         self.is_admitted = False  # the connection has shown a valid token, and counts as a client
         self._newest: Admission | None = None  # that was shown last
-        self._unread_bytes = unread_bytes  # returns how many sent bytes the client has not read
+        self._amqp = amqp
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token
         self._allowed: dict[tuple[type, str], Admission] = {}  # rights that were verified
@@ -281,7 +283,7 @@ class Work:
     @property
     def reply_bytes(self) -> int:
         """How many bytes of replies are unread or expected, or wait at links."""
-        return self._fetching + self._unread_bytes() + self.kept_bytes
+        return self._fetching + self._amqp.unread_bytes + self.kept_bytes
 
     def may_keep(self, size: int) -> bool:
         """Return whether messages may wait at a link until the client can get them.
@@ -300,7 +302,7 @@ class Work:
         more = request.reply_bytes
         if not more and not request.waits:
             return True
-        used = self._fetching + self._unread_bytes()
+        used = self._fetching + self._amqp.unread_bytes
         if more and used and used + more > MAX_UNREAD_BYTES:
             return False
         return self._guard.has_reply_room(self.reply_bytes, more)

@@ -432,7 +432,7 @@ def test_ranges_cost_what_they_find_and_not_their_length() -> None:
     outcomes = link.session.outcomes
     counting = Counting()
     # the steps are counted, because their time is not a matter of the clock
-    counting._numbers, counting._owners = outcomes._sent._numbers, outcomes._sent._owners
+    counting._numbers, counting.owners = outcomes._sent._numbers, outcomes._sent.owners
     outcomes._sent = counting
     for _ in range(50):
         middle = DispositionFrame(role=RECEIVER, first=1000, last=8999, settled=True)

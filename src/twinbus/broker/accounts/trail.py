@@ -24,6 +24,7 @@ once, when they are written.
 import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import LOST, Cause, State
+from twinbus.broker.store.change_rows import ChangeRows
 from twinbus.broker.store.descriptions import description_of
 from twinbus.broker.store.entry_rows import EntryRows, PlaceRow
 from twinbus.broker.store.log_format import Part, PartKind
@@ -97,7 +99,7 @@ class Places(NamedTuple):
 class Changes(NamedTuple):
     """New states of messages."""
 
-    columns: pa.RecordBatch
+    columns: pa.RecordBatch | ChangeRows
     at: int
     record: int
 
@@ -390,7 +392,7 @@ def _of_changes(steps: Sequence[Changes]) -> _LedgerRows | None:
     if not steps:
         return None
     counts = [step.columns.num_rows for step in steps]
-    changes = pa.Table.from_batches([step.columns for step in steps])
+    changes = pa.Table.from_batches(_change_batches(steps))
     number, sequence, state, cause = (column.to_numpy() for column in changes.columns)
     at = np.repeat([step.at for step in steps], counts)
     record = np.repeat([step.record for step in steps], counts)
@@ -410,6 +412,17 @@ def _of_changes(steps: Sequence[Changes]) -> _LedgerRows | None:
         None,
         record[gone][starts],
     )
+
+
+def _change_batches(steps: Sequence[Changes]) -> list[pa.RecordBatch]:
+    """Return the columns of changes; consecutive ones without columns are converted together."""
+    batches: list[pa.RecordBatch] = []
+    for is_rows, group in groupby(steps, lambda step: isinstance(step.columns, ChangeRows)):
+        if is_rows:
+            batches.append(ChangeRows([row for step in group for row in step.columns.rows]).batch())
+        else:
+            batches += [step.columns for step in group]
+    return batches
 
 
 def _of_runs(steps: Sequence[Runs]) -> _LedgerRows | None:

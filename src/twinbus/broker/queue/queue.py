@@ -294,8 +294,12 @@ class Queue:
         if not len(at):
             return None
         at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
-        is_few = command.takes_rows and len(at) <= ROWS_AS_ROWS
-        form = delivered_rows if is_few else delivered
+        are_rows = command.takes_rows and (
+            len(at) <= ROWS_AS_ROWS
+            # Messages that were sent one by one are stored as rows: no columns need to be made.
+            or self.shared.bodies.are_single(self.waiting.get("batch", at))
+        )
+        form = delivered_rows if are_rows else delivered
         return self._deliver(at, command.mode, DeliveryLock(lock, until), commit, form)
 
     def receive_deferred(self, command: ReceiveDeferred, now: int, commit: Commit) -> Metered:
@@ -422,6 +426,9 @@ class Queue:
         self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
     ) -> None:
         """Settle locked messages; raise for those whose lock was lost."""
+        if disposition is Disposition.COMPLETE and len(tokens) == 1:
+            self._complete_one(*token_numbers(tokens), commit)
+            return
         at, lost = self.locked_rows(tokens)
         if disposition is Disposition.DEAD_LETTER:
             assert death is not None
@@ -438,6 +445,14 @@ class Queue:
             self._stir(at)
         if lost:
             raise self._lock_lost(lost, len(at))
+
+    def _complete_one(self, lock: int, number: int, commit: Commit) -> None:
+        """Complete one message, as `settle` does with several: nearly every settlement is this."""
+        row = self.waiting.locked_row(number, lock)
+        if row is None:
+            raise self._lock_lost([token_of(lock, number)], 0)
+        commit.kept.gone_one(self.entity, number, Cause.COMPLETED)
+        self.shared.bodies.release_one(self.waiting.complete(row))
 
     def renew(self, tokens: pa.Array, now: int) -> int:
         """Lock messages for another lock duration."""

@@ -10,6 +10,7 @@ Indices are positions in the columns; they are valid until `reclaim`, which runs
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -295,16 +296,22 @@ class Waiting:
 
     def locked(self, number: int, lock: int) -> Indices:
         """Return the index of a number if it has this lock; otherwise none."""
-        columns = self._columns
-        row = int(columns["sequence"][: self._end].searchsorted(number))
-        is_locked = (
-            row < self._end
+        row = self.locked_row(number, lock)
+        return NO_ROWS if row is None else np.full(1, row, np.intp)
+
+    def locked_row(self, number: int, lock: int) -> int | None:
+        """Return the index of a number if it has this lock, without an array."""
+        columns, end = self._columns, self._end
+        row = int(columns["sequence"][:end].searchsorted(number))
+        if (
+            row < end
             and columns["sequence"][row] == number
             and columns["state"][row] in _LOCKED
             and lock > 0
             and columns["lock"][row] == lock
-        )
-        return np.full(int(is_locked), row, np.intp)
+        ):
+            return row
+        return None
 
     def between(self, first: int, last: int) -> Indices:
         """Return the rows numbered first to last, both included, that are not gone."""
@@ -435,6 +442,24 @@ class Waiting:
             self._first_active = min(self._first_active, int(at.min()))
         if "expires" in self._columns:  # it may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
+
+    def complete(self, row: int) -> int:
+        """Remove a locked message, as `step` does with COMPLETED; return the batch of its body."""
+        columns, before = self._columns, int(self._columns["state"][row])
+        assert before in _LOCKED, before
+        if self._undo.is_on:
+            self._undo.note(partial(self._count_gone, row, before, -1))
+        self._count_gone(row, before, 1)
+        return int(columns["batch"][row])
+
+    def _count_gone(self, row: int, before: int, sign: int) -> None:
+        """Remove a row that was in this state, or put it back (-1)."""
+        columns, counts = self._columns, self.counts
+        columns["state"][row] = _GONE if sign > 0 else before
+        counts[before] -= sign
+        counts[_GONE] += sign
+        self.size_in_bytes -= sign * int(columns["size"][row])
+        self.live -= sign
 
     def admit(self, first: int, count: int, cause: Cause) -> None:
         """Change the states of rows that were just added: all are pending and consecutive."""

@@ -6,7 +6,7 @@ over the numbers in use. A body is read as a view of the mapped file, without a 
 
 import itertools
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from twinbus.broker.store.log import Log
 from twinbus.broker.store.log_format import PartPosition
 from twinbus.broker.store.message_rows import StoredRows
 from twinbus.broker.undo import Undo
-from twinbus.limits import OPEN_RECORDS
+from twinbus.limits import OPEN_RECORDS, READ_AHEAD_BYTES, ROWS_AS_ROWS
 from twinbus.message import Int64s, to_messages
 from twinbus.protocol.rows import encode_rows
 
@@ -27,6 +27,15 @@ _COLUMNS = {
     "rows": np.int32,
     "live": np.int32,  # number of places that refer to a row of this batch and are not gone
 }
+
+
+class _Chunk(NamedTuple):
+    """A few consecutive messages of a batch as rows."""
+
+    batch: pa.RecordBatch
+    first: int
+    rows: list[list[Any]]
+    bodies: list[bytes]
 
 
 class Bodies:
@@ -43,6 +52,7 @@ class Bodies:
         self.released = 0  # number of places that were released since the start
         self.live_bytes = 0.0  # approximate size of the messages that are not gone
         self._open: OrderedDict[int, pa.RecordBatch | StoredRows] = OrderedDict()
+        self._chunk: _Chunk | None = None  # that was made last
 
     @property
     def next_number(self) -> int:
@@ -74,6 +84,10 @@ class Bodies:
         rows = self._columns["rows"][np.where(inside, position, 0)]
         return inside & (rows > 0)
 
+    def are_single(self, numbers: Int64s) -> bool:
+        """Return whether each of these batches has one message."""
+        return bool((self._columns["rows"][numbers - self._first] == 1).all())
+
     def retain(self, numbers: Int64s) -> None:
         """Add a place for each row."""
         self._count_places(numbers, 1)
@@ -87,6 +101,12 @@ class Bodies:
         self._count_places(numbers, -1)
         self.released += len(numbers)
         self._undo.note(lambda: self._count_places(numbers, 1))
+
+    def release_one(self, number: int) -> None:
+        """Remove a place of one batch."""
+        self._count_batch(number - self._first, -1)
+        self.released += 1
+        self._undo.note(lambda: self._count_batch(number - self._first, 1))
 
     def _count_places(self, numbers: Int64s, sign: int) -> None:
         if not len(numbers):
@@ -159,8 +179,14 @@ class Bodies:
         part = self._part(number)
         if isinstance(part, StoredRows):
             return part.row(row)
-        [encoded], [body] = encode_rows(to_messages(part.slice(row, 1)))
-        return encoded, body
+        chunk = self._chunk
+        if chunk is None or chunk.batch is not part or not 0 <= row - chunk.first < len(chunk.rows):
+            # Receivers that take one message at a time ask for the next one soon. Several rows of
+            # columns take hardly longer than one.
+            count = max(1, min(ROWS_AS_ROWS, READ_AHEAD_BYTES * part.num_rows // part.nbytes))
+            messages = to_messages(part.slice(row, count))
+            chunk = self._chunk = _Chunk(part, row, *encode_rows(messages))
+        return chunk.rows[row - chunk.first], chunk.bodies[row - chunk.first]
 
     def _batch(self, number: int) -> pa.RecordBatch:
         part = self._part(number)
@@ -211,6 +237,7 @@ class Bodies:
     def forget(self, segment: int) -> None:
         """Forget the batches of a dropped segment, which are the oldest."""
         first, last = self.numbers_in(segment)
+        self._chunk = None
         for number in [number for number in self._open if first <= number <= last]:
             del self._open[number]
         if last < first:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.store.change_rows import ChangeRow, ChangeRows
 from twinbus.broker.store.entry_rows import EntryRows, IdRow, PlaceRow
 from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Sent
 from twinbus.broker.store.message_rows import MessageRows
@@ -76,7 +77,7 @@ class Entries:
     facts: list[Fact] = field(default_factory=list)
     # Of one message, or columns of several: an array each, or one value for all rows.
     places: list[PlaceRow | dict[str, Any]] = field(default_factory=list)
-    changes: list[dict[str, Any]] = field(default_factory=list)
+    changes: list[ChangeRow | dict[str, Any]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.facts or self.places or self.changes)
@@ -105,6 +106,10 @@ class Entries:
     def gone(self, entity: int, sequence: Int64s, cause: Cause) -> None:
         """Add that messages left an entity, with the cause in the column of failures."""
         self.change(entity, sequence, State.GONE, cause.value)
+
+    def gone_one(self, entity: int, sequence: int, cause: Cause) -> None:
+        """Add that one message left an entity, as `gone` does, but without arrays."""
+        self.changes.append(ChangeRow(entity, sequence, State.GONE.value, cause.value))
 
 
 class Transferred(NamedTuple):
@@ -261,7 +266,7 @@ class Commit:
             parts.append(_places_part(places, now))
         changes = self.kept.changes + self.tentative.changes
         if changes:
-            parts.append(_numbers_part(PartKind.CHANGES, changes, now))
+            parts.append(_changes_part(changes, now))
         if self.history:
             parts.append(self._history_part(now))
         return parts
@@ -374,6 +379,18 @@ def _rows_of(entry: PlaceRow | dict[str, Any]) -> Iterable[Sequence[int]]:
 def _each(value: Any, count: int) -> list[int]:
     """Return the numbers of a column; a single value is repeated for all rows."""
     return value.tolist() if isinstance(value, np.ndarray) else [int(value)] * count
+
+
+def _changes_part(changes: list[dict[str, Any] | ChangeRow], now: int) -> Part:
+    rows = [change for change in changes if type(change) is ChangeRow]
+    if len(rows) == len(changes):
+        return Part(PartKind.CHANGES, ChangeRows(rows), time=now)
+    columns = [change if isinstance(change, dict) else _columns_of(change) for change in changes]
+    return _numbers_part(PartKind.CHANGES, columns, now)
+
+
+def _columns_of(row: ChangeRow) -> dict[str, Any]:
+    return row._asdict() | {"sequence": np.array([row.sequence], np.int64)}
 
 
 def _numbers_part(kind: PartKind, entries: list[dict[str, Any]], now: int) -> Part:

@@ -116,7 +116,7 @@ class Part(NamedTuple):
     """A part of a record, to be written or just read."""
 
     kind: PartKind
-    columns: Any  # a pa.RecordBatch; MessageRows or EntryRows for a few messages or entries
+    columns: Any  # a pa.RecordBatch; MessageRows, EntryRows or ChangeRows for a few messages
     number: int = 0  # of the message batch
     entity: int = 0  # of all its messages; 0: see PLACES
     first_sequence: int = 0

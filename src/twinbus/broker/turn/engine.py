@@ -17,7 +17,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ class Engine:
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
+        self.on_answers: Callable[[], None] | None = None  # of the caller that runs the turn
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._recovery = LogRecovery(
             directory=settings.directory,
@@ -426,6 +427,8 @@ class Engine:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("A refusal could not be delivered because of an internal error")
+        if self.on_answers is not None and (commit.replies or commit.refusals):
+            self.on_answers()
         for operations in (commit.operations, commit.refused_operations):
             for operation in operations:
                 self._ledgers.meter.count(operation)
