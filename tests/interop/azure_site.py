@@ -1,7 +1,7 @@
 """A namespace at `sb://` for tests: its server is in this process and refuses what a test names."""
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,13 +28,7 @@ class RefusingNamespace(EmbeddedNamespace):
     refusals: dict[type, MessagingError | None]  # None: no answer
     counts: dict[type, int]
 
-    def hand_over(
-        self,
-        requests: Sequence[Request],
-        *,
-        in_own_thread: bool = True,
-        on_answers: Callable[[], None] | None = None,
-    ) -> None:
+    def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
         passed = []
         for request in requests:
             kind = type(request.command)
@@ -45,7 +39,7 @@ class RefusingNamespace(EmbeddedNamespace):
             error = self.refusals[kind]
             if error is not None:
                 request.fail(error)
-        super().hand_over(passed, in_own_thread=in_own_thread, on_answers=on_answers)
+        super().hand_over(passed, in_own_thread=in_own_thread)
 
 
 class Site:

@@ -236,7 +236,7 @@ def flushes_of(
     requests = [[Counted(Send("orders", [BrokeredMessage()])) for _ in range(n)] for n in groups]
 
     async def one_round() -> None:
-        turns = Turns(namespace, selector, lambda: None, lambda: None)
+        turns = Turns(namespace, selector, lambda: None)
         selector.ready = ready
         for group in requests:
             turns.add(group, may_turn=may_turn)

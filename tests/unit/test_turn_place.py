@@ -56,7 +56,7 @@ def test_the_loop_does_other_work_between_replies_that_take_long(
 
     async def deliver_two(namespace: EmbeddedNamespace) -> None:
         loop = asyncio.get_running_loop()
-        turns = Turns(namespace, CountingSelector(), lambda: None, lambda: None)
+        turns = Turns(namespace, CountingSelector(), lambda: None)
         finished = loop.create_future()
 
         def last() -> None:

@@ -64,15 +64,9 @@ class EmbeddedNamespace(Closable):
         """Start a command and wait for its reply, or raise its error."""
         return self._writer.ask(command, timeout_s)
 
-    def hand_over(
-        self,
-        requests: Sequence[Request],
-        *,
-        in_own_thread: bool = True,
-        on_answers: Callable[[], None] | None = None,
-    ) -> None:
+    def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
         """Execute requests whose callers do not wait here; see `Writer.hand_over`. For servers."""
-        self._writer.hand_over(requests, in_own_thread=in_own_thread, on_answers=on_answers)
+        self._writer.hand_over(requests, in_own_thread=in_own_thread)
 
     def withdraw(self, requests: Iterable[Request]) -> None:
         """Withdraw waiting requests, whose callers have gone; they get no reply."""

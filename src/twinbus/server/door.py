@@ -140,7 +140,7 @@ class Door(Closable):
             self._loop.close()
 
     async def _serve(self, started: threading.Event) -> None:
-        self.turns = Turns(self.namespace, self._selector, self._write_replies, self._after_turn)
+        self.turns = Turns(self.namespace, self._selector, self._after_turn)
         self._entrance.open(self._loop)
         started.set()
         free_memory = FreeMemory(now_us())
@@ -167,20 +167,11 @@ class Door(Closable):
             self.isolated(connection, connection.tick)
 
     def _after_turn(self) -> None:
-        """End connections that changed keys no longer allow, and write the replies of a turn."""
+        """Write the replies of a turn."""
         if self.keys.version != self._keys_version:
             self._keys_version = self.keys.version
             for connection in [*self.attendance.clients]:
                 self.isolated(connection, connection.tick)
-        self._write_replies()
-
-    def _write_replies(self) -> None:
-        """Write the replies so far, during a turn or after it.
-
-        Settlements are answered before the disk is written, and the client can go on meanwhile.
-        """
-        if self.keys.version != self._keys_version:
-            return  # see `_after_turn`
         replying, self._replying = self._replying, set()
         for connection in replying:
             self.isolated(connection, connection.flush)

@@ -72,12 +72,10 @@ class Turns:
         self,
         namespace: EmbeddedNamespace,
         selector: CountingSelector,
-        on_answers: Callable[[], None],
         after_turn: Callable[[], None],
     ) -> None:
         self._namespace = namespace
         self._selector = selector  # the loop's
-        self._on_answers = on_answers  # called in the loop during a turn, with replies to write
         self._after_turn = after_turn  # called in the loop when there may be replies
         self._loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()  # the loop's
@@ -137,9 +135,7 @@ class Turns:
         self._is_due = False
         requests, self._arrivals = self._arrivals, []
         self._expected = len(requests)
-        self._namespace.hand_over(
-            requests, in_own_thread=self.place.is_loop, on_answers=self._on_answers
-        )
+        self._namespace.hand_over(requests, in_own_thread=self.place.is_loop)
         self._look_at_flushes()
         self._after_turn()
 

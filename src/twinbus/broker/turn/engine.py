@@ -17,7 +17,7 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,6 @@ class Engine:
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
-        self.on_answers: Callable[[], None] | None = None  # of the caller that runs the turn
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
         self._recovery = LogRecovery(
             directory=settings.directory,
@@ -341,10 +340,6 @@ class Engine:
 
     def _finish(self, commit: Commit, requests: Sequence[Request]) -> bool:
         """Write a commit and answer; return whether the log did not refuse it."""
-        # A healthy log writes settlements right after they are answered. With storage trouble that
-        # may fail, so they are answered only after they are written.
-        if not commit.must_sync and not (self.health.spilling and commit.has_settled):
-            self._answer(commit)
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # do not add load to a log with trouble
             self._delayed_replies += commit.replies
@@ -427,8 +422,6 @@ class Engine:
                 request.fail(error)
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("A refusal could not be delivered because of an internal error")
-        if self.on_answers is not None and (commit.replies or commit.refusals):
-            self.on_answers()
         for operations in (commit.operations, commit.refused_operations):
             for operation in operations:
                 self._ledgers.meter.count(operation)

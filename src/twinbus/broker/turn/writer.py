@@ -10,7 +10,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -36,7 +36,6 @@ from twinbus.protocol.requests import BlockingRequest, FutureRequest, Request, c
 from twinbus.wakeup import Wakeup
 
 R = TypeVar("R")
-OnAnswers = Callable[[], None]
 _log = logging.getLogger("twinbus.broker")
 
 
@@ -78,7 +77,7 @@ class Writer(ABC):
         """Have requests executed whose callers do not block, without waiting for a turn."""
 
     @abstractmethod
-    def _take_turn(self, on_answers: OnAnswers | None = None) -> None:
+    def _take_turn(self) -> None:
         """Execute waiting requests, unless another thread has the turn and will execute them."""
 
     @abstractmethod
@@ -117,26 +116,18 @@ class Writer(ABC):
             self._take_turn()
         return request.result(timeout_s)  # type: ignore[no-any-return]
 
-    def hand_over(
-        self,
-        requests: Sequence[Request],
-        *,
-        in_own_thread: bool = True,
-        on_answers: OnAnswers | None = None,
-    ) -> None:
+    def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
         """Execute requests whose callers do not wait here.
 
         The calling thread runs the turn if no other thread does, or leaves it to the writer's
-        thread. The thread with the turn answers the requests. If the calling thread runs it,
-        `on_answers` is called during the turn, whenever requests were answered: settlements are
-        answered before the disk is written.
+        thread. The thread with the turn answers the requests.
         """
         self._arrivals.extend(requests)
         if self._end is not None:  # checked last, see `_arrive`
             for request in requests:
                 self._turn_away(request, self._end)
         if in_own_thread and len(self._arrivals) >= (self._expected or 1):
-            self._take_turn(on_answers)
+            self._take_turn()
         elif requests:
             self._serve_later()
 
@@ -309,14 +300,12 @@ class InlineWriter(Writer):
     def _wake_if_needed(self) -> None:
         """Do nothing: there is no thread."""
 
-    def _take_turn(self, on_answers: OnAnswers | None = None) -> None:
+    def _take_turn(self) -> None:
         if not self._turn_lock.acquire(blocking=False):
             return
         try:
-            self.engine.on_answers = on_answers
             self._turn_while_due()
         finally:
-            self.engine.on_answers = None
             self._turn_lock.release()
             self._complete()
 
@@ -385,15 +374,13 @@ class ThreadedWriter(Writer):
         self._wakeup.wait(timeout)
         self._sleeps_until, self._guards = NEVER_US, False
 
-    def _take_turn(self, on_answers: OnAnswers | None = None) -> None:
+    def _take_turn(self) -> None:
         if not self._turn_lock.acquire(blocking=False):
             return
         try:
             if self._end is None:
-                self.engine.on_answers = on_answers
                 self._turn()
         finally:
-            self.engine.on_answers = None
             self._turn_lock.release()
             self._wake_if_needed()
             if self._answered:
