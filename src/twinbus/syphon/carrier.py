@@ -3,8 +3,9 @@
     secondary --ReadRange--> restored --by destination--> Send with its origin --> primary
 
 The carrier reads the next piece of a range while it sends the current one. It sends to several
-destinations in parallel, but to each destination only one run at a time. If a send to a destination
-fails, its later messages stay in the backlog, so that the messages of a client arrive in order.
+destinations in parallel, and to each destination the runs of different senders. If a send to a
+destination fails, its later messages stay in the backlog, so that the messages of a client arrive
+in order.
 
 The carrier settles nothing. Spark may repeat a task, and the driver may settle a range twice or
 never: the primary recognises by their origin the messages that it has already accepted. Workers
@@ -40,6 +41,7 @@ from twinbus.limits import (
     DEFAULT_LOCK_DURATION,
     DESTINATION_BUDGET_S,
     MAX_BATCH_MESSAGES,
+    RUNS_AT_ONCE,
     TRIAL_MESSAGES,
     TRIAL_ROUND,
     TRIAL_TIMEOUT_S,
@@ -368,39 +370,45 @@ class Carrier:
         trials = trials or Trials()
         passed_over = blocked | trials.passed
         carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
-        waiting = {}
+        waiting: dict[str, list[list[Run]]] = {}
         for destination, rows in _by_destination(found).items():
             if canonical(destination) in passed_over:
                 carried.note_kept(destination, len(rows))
             else:
-                waiting[destination] = list(_runs_of(found, numbers, rows))
+                waiting[destination] = _rounds(_runs_of(found, numbers, rows))
                 trial = trials.tried.get(canonical(destination))
                 if trial is not None:
                     waiting[destination] = _with_small_first(waiting[destination], trial.messages)
         first_round = True
         while waiting:
             sent = {
-                destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
+                destination: [
+                    (run, self._primary.submit(run.send_to(destination, carried)))
+                    for run in left[0]
+                ]
                 for destination, left in waiting.items()
             }
             now = _monotonic_s()
-            replied = {destination: _stopwatch(reply) for destination, (_, reply) in sent.items()}
-            for destination, (run, reply) in sent.items():
+            replied = {
+                destination: [_stopwatch(reply) for _, reply in sends]
+                for destination, sends in sent.items()
+            }
+            for destination, sends in sent.items():
                 trial = trials.tried.get(canonical(destination)) if first_round else None
                 deadline = now + (_TIMEOUT_S if trial is None else trial.timeout_s)
-                done = self._finish(destination, run, reply, carried, deadline)
-                if done == len(run):
-                    left = waiting[destination][1:]
-                    if carried.note_spent(destination, replied[destination]()):
-                        blocked.add(canonical(destination))
-                        if left:
-                            carried.note_kept(destination, sum(map(len, left)))
-                        left = []
-                    waiting[destination] = left
-                else:
+                undone = sum(
+                    len(run) - self._finish(destination, run, reply, carried, deadline)
+                    for run, reply in sends
+                )
+                left = waiting[destination][1:]
+                spent_s = max(stopwatch() for stopwatch in replied[destination])
+                if undone or carried.note_spent(destination, spent_s):
                     blocked.add(canonical(destination))
-                    carried.note_kept(destination, sum(map(len, waiting[destination])) - done)
-                    waiting[destination] = []
+                    undone += sum(len(run) for runs in left for run in runs)
+                    left = []
+                if undone:
+                    carried.note_kept(destination, undone)
+                waiting[destination] = left
             waiting = {destination: left for destination, left in waiting.items() if left}
             first_round = False
 
@@ -504,12 +512,31 @@ def _without_accepted(destination: str, run: Run, error: MessagingError, carried
     return run.take([row for row in range(len(run)) if row not in accepted])
 
 
-def _with_small_first(runs: list[Run], size: int) -> list[Run]:
-    """Return runs of which the first has at most so many messages."""
-    first, *rest = runs
-    if len(first) <= size:
-        return runs
-    return [first.slice(0, size), first.slice(size, len(first)), *rest]
+def _rounds(runs: Iterable[Run]) -> list[list[Run]]:
+    """Group runs into rounds, in order; the runs of a round are sent at the same time.
+
+    They are of different senders and have no sessions, so no order is promised between them.
+    """
+    rounds: list[list[Run]] = []
+    senders: set[str] = set()  # of the last round, if runs may join it
+    for run in runs:
+        has_sessions = run.batch.column("session_id").null_count < len(run)
+        name = None if has_sessions else run.sender
+        if name is not None and name not in senders and 0 < len(senders) < RUNS_AT_ONCE:
+            rounds[-1].append(run)
+            senders.add(name)
+        else:
+            rounds.append([run])
+            senders = set() if name is None else {name}
+    return rounds
+
+
+def _with_small_first(rounds: list[list[Run]], size: int) -> list[list[Run]]:
+    """Return rounds of which the first has one run with at most so many messages."""
+    (first, *others), *later = rounds
+    small, rest = first.slice(0, size), first.slice(size, len(first))
+    then = [run for run in (rest, *others) if len(run)]
+    return [[small], then, *later] if then else [[small], *later]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:

@@ -330,10 +330,8 @@ class _PublishingRoute:
         publication = dispatch.publications[dispatch.next]
         method = self._method
         if is_topic:
-            key = publication.properties.type or ""
-            method = publish_method(channel.number, self.path, key)
-        publication.properties.headers[PUBLICATION] = self._number + 1
-        channel.publish(method, publication.properties, publication.body)
+            method = publish_method(channel.number, self.path, publication.key)
+        channel.publish(method, publication, self._number + 1)
         self._number += 1
         size = len(publication.body)
         self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, dispatch.next)
