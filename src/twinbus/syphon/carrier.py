@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -569,7 +570,11 @@ def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
     if senders.null_count == len(senders):
         yield everything
         return
-    groups = rows_by_sender(_codes(senders), _codes(batch.column("session_id")))
+    sessions = batch.column("session_id")
+    if senders.null_count or sessions.null_count < len(senders):
+        groups = rows_by_sender(_codes(senders), _codes(sessions))
+    else:
+        groups = rows_by_code(_codes(senders))
     for group in groups:
         run = everything if len(groups) == 1 else everything.take(group)
         yield Run(run.batch, run.numbers, senders[group[0]].as_py(), run.sent_as)
@@ -579,6 +584,14 @@ def _codes(texts: pa.Array) -> list[int]:
     """Return the same number for equal texts, and NO_TEXT for null."""
     codes: list[int] = texts.dictionary_encode().indices.fill_null(NO_TEXT).to_pylist()
     return codes
+
+
+def rows_by_code(codes: Sequence[int]) -> list[list[int]]:
+    """Group rows by code, in the order of the codes; the rows of a code keep their order."""
+    numbers = np.asarray(codes)
+    ends = np.cumsum(np.bincount(numbers))
+    order: list[int] = np.argsort(numbers, kind="stable").tolist()
+    return [order[first:end] for first, end in pairwise([0, *ends.tolist()])]
 
 
 def rows_by_sender(senders: Sequence[int], sessions: Sequence[int]) -> list[list[int]]:

@@ -46,7 +46,7 @@ from twinbus.limits import (
     RABBITMQ_NAME_BYTES,
     UNLIMITED,
 )
-from twinbus.message import PropertyValue
+from twinbus.message import APPLICATION_FIELDS, PropertyValue
 from twinbus.namespace.rabbitmq.properties import FLAG_OF
 from twinbus.protocol.origins import ORIGIN_PROPERTY
 
@@ -118,6 +118,10 @@ def published(
         _add_properties(properties, headers)
     if origin is not None and _DIVERTED not in properties:
         headers.append(_header(ORIGIN_PROPERTY, origin))
+    encoded = message_id.encode()
+    if values[_OPTIONAL] == _UNSET and amqp is None and len(encoded) <= RABBITMQ_NAME_BYTES:
+        after = b"".join((_PERSISTENT, bytes((len(encoded),)), encoded, _SECONDS.pack(now_s)))
+        return Publication(_USUAL_FLAGS, b"".join(headers), after, body, "")
     basic = {"delivery_mode": _PERSISTENT, "timestamp": _SECONDS.pack(now_s)}
     _add_texts((message_id, correlation_id, content_type, reply_to, subject), basic, headers)
     for name, value in zip(
@@ -138,6 +142,12 @@ def published(
     return Publication(before, b"".join(headers), after, body, key)
 
 
+_OPTIONAL = slice(
+    APPLICATION_FIELDS.index("correlation_id"), APPLICATION_FIELDS.index("time_to_live") + 1
+)
+_UNSET = (None,) * len(APPLICATION_FIELDS[_OPTIONAL])  # nearly all have an id and nothing more
+_USUAL = ("headers", "delivery_mode", "message_id", "timestamp")
+_USUAL_FLAGS = _FLAGS.pack(sum(FLAG_OF[name] for name in _USUAL))
 _BASIC = tuple(BASIC.items())
 _AS_HEADERS = (*(HEADER_OF[name] for name in AS_HEADERS), AMQP)
 

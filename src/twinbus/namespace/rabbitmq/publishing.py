@@ -324,8 +324,9 @@ class _PublishingRoute:
         is_topic = self._kind is EntityType.TOPIC
         if dispatch.publications is None:
             publications = dispatch.encode(is_topic)
+            frame_bytes = self._connection.frame_bytes
             for publication in publications:
-                check_frame(publication, self._connection.frame_bytes)
+                check_frame(publication, frame_bytes)
             dispatch.publications = publications
         publication = dispatch.publications[dispatch.next]
         method = self._method
