@@ -239,11 +239,11 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
                 break
             reader = self.readers.get(number)
             if reader is not None:
-                whole = reader.read_whole(data, at, end)
-                if whole > at:
+                read_to = reader.read_whole(data, at, end)
+                if read_to > at:
                     self.frames_received += 3
-                    self.bytes_received += whole - at
-                    at = whole
+                    self.bytes_received += read_to - at
+                    at = read_to
                     continue
             if (
                 kind == spec.FRAME_METHOD

@@ -395,10 +395,10 @@ def _named(rows: Sequence[Sequence[Any]], origin: Origin | None) -> list[tuple[s
     if origin is None:
         return [(row[_ID] or uuid4().hex, None) for row in rows]
     known = origin.best_known
-    source = known.source
-    numbers = known.numbers
-    whole = numbers.tolist() if isinstance(numbers, np.ndarray) else numbers
+    source, numbers = known.source, known.numbers
+    if isinstance(numbers, np.ndarray):
+        numbers = numbers.tolist()
     return [
         (row[_ID] or message_id_of(source, number), f"{source}:{number}")
-        for row, number in zip(rows, whole, strict=True)
+        for row, number in zip(rows, numbers, strict=True)
     ]
