@@ -22,6 +22,7 @@ from twinbus.message import (  # noqa: E402
     property_child,
     to_messages,
 )
+from twinbus.namespace.rabbitmq import columns  # noqa: E402
 from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered  # noqa: E402
 from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
     Publication,
@@ -29,7 +30,6 @@ from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
     dead_letter,
     published,
 )
-from twinbus.namespace.rabbitmq.properties import read_properties  # noqa: E402
 
 NOW_S = 1_800_000_000
 
@@ -56,7 +56,7 @@ def sent(message: BrokeredMessage, **how: Any) -> Any:
 
 
 def delivery(found: bytes, body: bytes = b"") -> RabbitDelivery:
-    return RabbitDelivery(1, found, read_properties(found), body)
+    return RabbitDelivery(1, found, body)
 
 
 def received(*deliveries: RabbitDelivery) -> list[BrokeredMessage]:
@@ -337,3 +337,49 @@ def test_the_reason_of_a_receiver_replaces_that_of_the_broker() -> None:
     headers = {"x-twinbus-dead-letter-reason": "Mine", "x-death": [death]}
     found = received_from(pika.BasicProperties(headers=headers))
     assert (found.dead_letter_reason, found.dead_letter_source) == ("Mine", "orders")
+
+
+_LIKE = st.builds(
+    BrokeredMessage,
+    st.binary(max_size=3),
+    message_id=st.sampled_from(["a", "b", "é", "long id" * 18]),
+    subject=st.sampled_from([None, "s", "t", "long"]),
+    content_type=st.sampled_from([None, "x/y"]),
+    to=st.sampled_from([None, "there"]),
+    time_to_live=st.sampled_from([None, timedelta(seconds=3)]),
+    application_properties=st.dictionaries(
+        st.sampled_from(["n", "m", "CC"]),
+        st.sampled_from([1, 2, 2**40, True, False, b"x", b"y", "t", "u", "é", "", 1.5]),
+        max_size=2,
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(range(4)), max_size=60), st.lists(_LIKE, min_size=4, max_size=4))
+def test_messages_that_are_read_together_equal_those_that_are_read_one_by_one(
+    order: list[int], kinds: list[BrokeredMessage]
+) -> None:
+    deliveries = [
+        delivery(encoded(publication(kinds[kind], origin=f"sender/{kind:016x}:{row}")))
+        for row, kind in enumerate(order)
+    ]
+    alone = [found for each in deliveries for found in received(each)]
+    assert received(*deliveries) == alone
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columns, "RABBITMQ_ALIKE", 2)
+        assert received(*deliveries) == alone
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_malformed_message_among_others_of_the_same_length_is_reported(at: int) -> None:
+    good = encoded(publication(BrokeredMessage(b"", application_properties={"name": "value"})))
+    damaged = good.replace(b"\x04name", b"\x05name")
+    deliveries = [delivery(damaged if row == at else good) for row in range(20)]
+    with pytest.raises(pika.exceptions.AMQPError):
+        received(*deliveries)
+
+
+def test_bytes_in_place_of_texts_do_not_disturb_the_messages_beside_them() -> None:
+    good = encoded(publication(BrokeredMessage(b"", message_id="ab")))
+    deliveries = [delivery(good)] * 20 + [delivery(good.replace(b"ab", b"\xff\xfe"))]
+    assert [found.message_id for found in received(*deliveries)] == ["ab"] * 20 + [None]

@@ -1,8 +1,10 @@
 """Delivered messages as columns; `messages.py` says how a message is sent.
 
 A receive becomes one Arrow batch without an object per message. Values are gathered by column, with
-the rows that they belong to, because most columns have no value at all. Nothing here raises,
-whatever another program has sent: what does not fit is left out, shortened or received as text.
+the rows that they belong to, because most columns have no value at all. Only malformed bytes raise.
+Whatever else another program has sent, what does not fit is left out, shortened or becomes text.
+
+Messages whose properties have the same layout are read together (`layouts.py`), others one by one.
 """
 
 import json
@@ -20,6 +22,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.limits import (
     MAX_ID_CHARACTERS,
     MAX_PROPERTY_NAME_CHARACTERS,
+    RABBITMQ_ALIKE,
     RABBITMQ_CACHED_NAMES,
     SECOND_US,
 )
@@ -29,10 +32,12 @@ from twinbus.message import (
     LAST_MOMENT_US,
     PROPERTIES_TYPE,
     PROPERTY_TYPES,
+    Int64s,
     MessageState,
     property_child,
     stored_property,
 )
+from twinbus.namespace.rabbitmq.layouts import Bytes, Layout, Value, column_of, layout_of
 from twinbus.namespace.rabbitmq.messages import (
     ACTED_ON,
     AMQP,
@@ -48,6 +53,7 @@ from twinbus.namespace.rabbitmq.messages import (
     SYSTEM,
     TYPES,
 )
+from twinbus.namespace.rabbitmq.properties import read_properties
 
 Headers = Mapping[str, Any]
 _REASONS = {
@@ -65,16 +71,16 @@ class RabbitDelivery(NamedTuple):
     """A message that the broker has delivered and that is not yet acknowledged."""
 
     tag: int
-    encoded: bytes  # its properties, as they arrived
-    properties: Headers  # those that are set
+    encoded: bytes  # its properties
     body: bytes
 
 
 def delivered(deliveries: Sequence[RabbitDelivery], tokens: pa.Array) -> pa.RecordBatch:
-    """Return deliveries as a batch of DELIVERY_SCHEMA."""
+    """Return deliveries as a batch of DELIVERY_SCHEMA; raise pika's error for a malformed one."""
     count = len(deliveries)
     cells, bags = _Cells(count), _Bags(count)
-    for row, (_, _, properties, _) in enumerate(deliveries):
+    for row in _add_alike(cells, bags, deliveries):
+        properties = read_properties(deliveries[row].encoded)
         headers = properties.get("headers") or _NOTHING
         _add_fields(cells, row, properties, headers)
         if headers:
@@ -100,16 +106,93 @@ def _repeated(name: str, value: int, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, DELIVERY_SCHEMA.field(name).type), count)
 
 
-def _spread(rows: Sequence[int], values: Sequence[Any], count: int, kind: pa.DataType) -> pa.Array:
+_Chunk = tuple[Int64s, pa.Array]  # some rows of a column, and their values
+
+
+def _spread(chunks: Sequence[_Chunk], count: int, kind: pa.DataType) -> pa.Array:
     """Return a column of so many rows with values in some of them, and null in the others."""
-    if not rows:
+    if not chunks:
         return pa.nulls(count, kind)
-    column = pa.array(values, kind)
-    if len(rows) == count:
+    rows = np.concatenate([rows for rows, _ in chunks])
+    column = pa.concat_arrays([values for _, values in chunks])
+    order = np.arange(len(rows))
+    if len(rows) == count and (rows == order).all():
         return column
     at = np.full(count, -1, np.int64)
-    at[np.asarray(rows)] = np.arange(len(rows))
+    at[rows] = order
     return column.take(pa.array(at, mask=at < 0))
+
+
+# -- messages with the same layout -----------------------------------------------------------------
+
+
+def _add_alike(
+    cells: "_Cells", bags: "_Bags", deliveries: Sequence[RabbitDelivery]
+) -> Sequence[int]:
+    """Add messages that have their layout in common with many; return the rows of the others."""
+    by_length: dict[int, list[int]] = {}
+    for row, delivery in enumerate(deliveries):
+        by_length.setdefault(len(delivery.encoded), []).append(row)
+    others: list[int] = []
+    for length, rows in by_length.items():
+        if len(rows) < RABBITMQ_ALIKE:
+            others += rows
+            continue
+        data = b"".join([deliveries[row].encoded for row in rows])
+        matrix = np.frombuffer(data, np.uint8).reshape(len(rows), length)
+        left = np.asarray(rows)
+        while len(left) >= RABBITMQ_ALIKE:
+            layout = layout_of(deliveries[int(left[0])].encoded)
+            found = None if layout is None else layout.rows_of(matrix)
+            if layout is None or found is None or len(found) < RABBITMQ_ALIKE:
+                break
+            if not _add_layout(cells, bags, layout, left[found], matrix[found]):
+                break
+            if len(found) == len(left):
+                left = left[:0]
+                break
+            left, matrix = np.delete(left, found), np.delete(matrix, found, axis=0)
+        others += left.tolist()
+    return sorted(others)
+
+
+def _add_layout(
+    cells: "_Cells", bags: "_Bags", layout: Layout, rows: Int64s, matrix: Bytes
+) -> bool:
+    """Add messages of one layout; return False if they must be read one by one."""
+    fields: list[tuple[str, pa.Array]] = []
+    properties: list[tuple[str, pa.Array]] = []
+    for value in layout.values:
+        name = value.name
+        if value.is_header:
+            if name in _ONE_BY_ONE or name.startswith(ESCAPED):
+                return False
+            into, key = properties, _property_name(name)
+        else:
+            if name == "expiration" or (name == "message_id" and _is_long(value)):
+                return False
+            into, key = fields, _FIELD_OF_PROPERTY.get(name)
+        if key is not None:
+            try:
+                into.append((key, column_of(value, matrix)))
+            except pa.ArrowException:  # bytes that are no text
+                return False
+        elif name == "timestamp":
+            seconds = column_of(value, matrix).to_numpy()
+            if seconds.min() < 0 or seconds.max() > LAST_MOMENT_US // SECOND_US:
+                return False
+            enqueued = pa.array(
+                seconds * SECOND_US, DELIVERY_SCHEMA.field("enqueued_time_utc").type
+            )
+            fields.append(("enqueued_time_utc", enqueued))
+    for name, column in fields:
+        cells.extend(name, rows, column)
+    bags.extend(rows, properties)
+    return True
+
+
+def _is_long(value: Value) -> bool:
+    return value.end - value.start > MAX_ID_CHARACTERS
 
 
 # -- fields ----------------------------------------------------------------------------------------
@@ -120,13 +203,14 @@ class _Cells:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._columns: dict[str, tuple[list[int], list[Any]]] = {}
+        self._single: dict[str, tuple[list[int], list[Any]]] = {}
+        self._chunks: dict[str, list[_Chunk]] = {}
 
     def add(self, name: str, row: int, value: Any) -> None:
         """Set the value of a row, in place of an earlier one; rows come in order."""
-        column = self._columns.get(name)
+        column = self._single.get(name)
         if column is None:
-            column = self._columns[name] = [], []
+            column = self._single[name] = [], []
         rows, values = column
         if rows and rows[-1] == row:
             values[-1] = value
@@ -134,10 +218,18 @@ class _Cells:
             rows.append(row)
             values.append(value)
 
+    def extend(self, name: str, rows: Int64s, values: pa.Array) -> None:
+        """Set the values of several rows."""
+        self._chunks.setdefault(name, []).append((rows, values))
+
     def column(self, name: str) -> pa.Array:
         """Return a column of DELIVERY_SCHEMA."""
-        rows, values = self._columns.get(name, ([], []))
-        return _spread(rows, values, self._count, DELIVERY_SCHEMA.field(name).type)
+        kind = DELIVERY_SCHEMA.field(name).type
+        chunks = self._chunks.get(name, [])
+        if name in self._single:
+            rows, values = self._single[name]
+            chunks = [*chunks, (np.asarray(rows), pa.array(values, kind))]
+        return _spread(chunks, self._count, kind)
 
 
 _FIELD_OF_PROPERTY = {property_name: name for name, property_name in BASIC.items()}
@@ -170,6 +262,7 @@ def _add_fields(cells: _Cells, row: int, properties: Headers, headers: Headers) 
 
 
 _OF_FIELDS = frozenset((*_FIELD_OF_HEADER, AMQP, _DELIVERIES, _DEATHS))
+_ONE_BY_ONE = _OF_FIELDS | {TYPES, LIFE}  # headers that are looked at row by row
 
 
 def _add_headers(cells: _Cells, row: int, headers: Headers) -> None:
@@ -212,12 +305,17 @@ def _life_us(expiration: object, exact_us: object) -> int | None:
 
 
 class _Bags:
-    """The application properties of all rows."""
+    """The application properties of all rows.
+
+    A property of a row has its place among the properties of all rows once their numbers are known.
+    """
 
     def __init__(self, count: int) -> None:
-        self._counts = np.zeros(count + 1, np.int32)  # of properties, behind the row
-        self._names: list[str] = []
-        self._children: dict[str, tuple[list[int], list[Any]]] = {}
+        self._counts = np.zeros(count, np.int64)  # of properties, by row
+        self._names: list[str] = []  # of the properties that are added one by one
+        self._rows: list[int] = []  # that have such properties
+        self._children: dict[str, tuple[list[int], list[Any]]] = {}  # of such: index, value
+        self._alike: list[tuple[Int64s, list[tuple[str, pa.Array]]]] = []
 
     def add(self, row: int, headers: Headers) -> None:
         """Add the properties of a row."""
@@ -240,21 +338,52 @@ class _Bags:
             column[0].append(len(names))
             column[1].append(value)
             names.append(name)
-        self._counts[row + 1] = len(names) - before
+        self._counts[row] = len(names) - before
+        self._rows.append(row)
+
+    def extend(self, rows: Int64s, properties: list[tuple[str, pa.Array]]) -> None:
+        """Add the properties of rows that have the same ones."""
+        self._counts[rows] = len(properties)
+        self._alike.append((rows, properties))
 
     def column(self) -> pa.Array:
         """Return the column `properties`."""
-        count = len(self._names)
-        children = [
-            _spread(*self._children.get(child, ([], [])), count, kind)
-            for child, kind in PROPERTY_TYPES.items()
+        offsets = np.zeros(len(self._counts) + 1, np.int64)
+        np.cumsum(self._counts, out=offsets[1:])
+        names: list[_Chunk] = []
+        children: dict[str, list[_Chunk]] = {}
+        if self._names:
+            single = self._single_places(offsets)
+            names.append((single, pa.array(self._names, pa.string())))
+            for child, (at, values) in self._children.items():
+                children[child] = [(single[at], pa.array(values, PROPERTY_TYPES[child]))]
+        for rows, properties in self._alike:
+            for index, (name, values) in enumerate(properties):
+                places = offsets[rows] + index
+                names.append((places, pa.repeat(pa.scalar(name, pa.string()), len(rows))))
+                child = _CHILD_OF_COLUMN[values.type]
+                children.setdefault(child, []).append((places, values))
+        count = int(offsets[-1])
+        columns = [
+            _spread(children.get(child, ()), count, kind) for child, kind in PROPERTY_TYPES.items()
         ]
         return pa.MapArray.from_arrays(
-            pa.array(np.cumsum(self._counts, dtype=np.int32)),
-            pa.array(self._names, pa.string()),
-            pa.StructArray.from_arrays(children, fields=list(PROPERTIES_TYPE.item_type)),
+            pa.array(offsets.astype(np.int32)),
+            _spread(names, count, pa.string()),
+            pa.StructArray.from_arrays(columns, fields=list(PROPERTIES_TYPE.item_type)),
             type=PROPERTIES_TYPE,
         )
+
+    def _single_places(self, offsets: Int64s) -> Int64s:
+        """Return the places of the properties that were added one by one."""
+        rows = np.asarray(self._rows)
+        counts = self._counts[rows]
+        first = np.cumsum(counts) - counts
+        places: Int64s = np.repeat(offsets[rows] - first, counts) + np.arange(counts.sum())
+        return places
+
+
+_CHILD_OF_COLUMN = {PROPERTY_TYPES[child]: child for child in ("str", "int", "bool", "bytes")}
 
 
 @lru_cache(maxsize=RABBITMQ_CACHED_NAMES)

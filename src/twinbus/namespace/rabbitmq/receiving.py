@@ -41,7 +41,6 @@ from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
 from twinbus.namespace.rabbitmq.framing import Content
 from twinbus.namespace.rabbitmq.messages import Publication, dead_letter
-from twinbus.namespace.rabbitmq.properties import read_properties
 from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of
 from twinbus.namespace.rabbitmq.topology import EntityType, find_entity
 from twinbus.protocol.commands import Disposition, Receive, ReceiveMode, Settle
@@ -80,7 +79,11 @@ class LockKeeper:
         else:
             tokens = self._lock(inlet, deliveries)
         self._put_back(inlet)
-        return delivered(deliveries, tokens)
+        try:
+            return delivered(deliveries, tokens)
+        except exceptions.AMQPError:  # malformed: nothing behind it can be trusted
+            self._connection.drop()
+            raise
 
     def _most(self, command: Receive) -> int:
         """Return how many messages a receive may fetch within all bounds."""
@@ -293,7 +296,7 @@ class _ReceivingChannel:
     def _take(self, deliveries: list[RabbitDelivery], content: Content) -> None:
         _, tag, _, encoded, body = content
         self._open_tags.add(tag)
-        deliveries.append(RabbitDelivery(tag, encoded, read_properties(encoded), body))
+        deliveries.append(RabbitDelivery(tag, encoded, body))
 
     async def consume(
         self, deliveries: list[RabbitDelivery], wanted: int, wait_s: float, max_bytes: int
