@@ -194,6 +194,8 @@ METHOD, HEADER, BODY = message(deliver(1), b"12345", pika.BasicProperties())
         [METHOD, HEADER, BODY[:-1] + b"\x00"],
         [METHOD, HEADER[:-1] + b"\x00", BODY],
         [METHOD[:-1] + b"\x00", HEADER, BODY],
+        [METHOD.replace(b"\x08consumer", b"\xffconsumer"), HEADER, BODY],
+        [METHOD, b"\x02\x00\x07\x00\x00\x00\x04\x00\x3c\x00\x00\xce", BODY],  # a short header
     ],
 )
 def test_frames_that_are_no_message_end_the_connection(frames: list[bytes]) -> None:

@@ -12,6 +12,7 @@ for the loop and wait for the replies. The modules, from the top down:
     connections   connections over a list of hosts, and channels whose calls can be awaited
     framing       frames of messages and confirms, read and written without pika's objects
     columns       deliveries as columns
+    layouts       properties with the same layout, read together
     messages      a message as properties and headers
     properties    properties and headers as bytes
     refusals      maps what RabbitMQ and pika report to our errors

@@ -14,6 +14,7 @@ confirms and deliveries; pika does the rest.
     payload of a header frame        60 (2), 0 (2), size of the body (8), properties
 """
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
@@ -88,13 +89,15 @@ class ContentReader:
         head = header + _HEAD.size + size + 1
         body = head + _HEAD.size
         last = body + body_size
+        tag_at = at + _METHOD_HEAD.size + length
+        if tag_at + _TAG.size >= header or size < _CONTENT.size:
+            return at
         if kind != spec.FRAME_HEADER or number != channel or not body_size or last >= end:
             return at
         is_body = _HEAD.unpack_from(data, head) == (spec.FRAME_BODY, channel, body_size)
         ends = data[header - 1], data[head - 1], data[last]
         if not is_body or ends != _ENDS:
             return at
-        tag_at = at + _METHOD_HEAD.size + length
         self._on_content(
             Content(
                 data[at + _METHOD_HEAD.size : tag_at],
@@ -108,10 +111,16 @@ class ContentReader:
 
     def read(self, kind: int, payload: bytes) -> bool:
         """Read the payload of a frame; return whether it is one of a message."""
-        if kind == spec.FRAME_METHOD:
-            return self._begin(payload)
-        if self._start is None:
-            return False
+        try:
+            if kind == spec.FRAME_METHOD:
+                return self._begin(payload)
+            return self._start is not None and self._continue(kind, payload)
+        except (IndexError, struct.error) as error:
+            raise exceptions.InvalidFrameError(
+                f"a frame of type {kind} with {len(payload)} bytes cannot be read: {error}"
+            ) from error
+
+    def _continue(self, kind: int, payload: bytes) -> bool:
         if kind == spec.FRAME_HEADER and self._properties is None:
             _, _, self._left = _CONTENT.unpack_from(payload)
             self._properties = payload[_CONTENT.size :]
