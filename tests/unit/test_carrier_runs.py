@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from twinbus.limits import RUNS_AT_ONCE
 from twinbus.message import BrokeredMessage, to_batch
-from twinbus.syphon.carrier import NO_TEXT, Run, _rounds, rows_by_code, rows_by_sender
+from twinbus.syphon.carrier import (
+    NO_TEXT,
+    Run,
+    _rounds,
+    _with_small_first,
+    rows_by_code,
+    rows_by_sender,
+)
 
 Key = Callable[[int], int]
 _ROWS = st.lists(st.tuples(st.integers(NO_TEXT, 3), st.integers(NO_TEXT, 3)), max_size=40)
@@ -59,9 +66,9 @@ def test_senders_without_sessions_are_grouped_alike_by_either_function(senders: 
     assert rows_by_code(numbered) == rows_by_sender(numbered, [NO_TEXT] * len(senders))
 
 
-def run(sender: str | None, session: str | None = None) -> Run:
-    batch = to_batch([BrokeredMessage(b"", session_id=session)])
-    return Run(batch, np.zeros(1, np.int64), sender, pa.nulls(1, pa.int64()))
+def run(sender: str | None, session: str | None = None, *, count: int = 1) -> Run:
+    batch = to_batch([BrokeredMessage(b"", session_id=session)] * count)
+    return Run(batch, np.arange(count), sender, pa.nulls(count, pa.int64()))
 
 
 def test_runs_of_different_senders_are_sent_at_the_same_time() -> None:
@@ -81,3 +88,13 @@ def test_a_run_waits_for_an_earlier_one_that_it_must_not_overtake() -> None:
 def test_a_destination_gets_a_bounded_number_of_sends_at_the_same_time() -> None:
     runs = [run(f"sender {number}") for number in range(2 * RUNS_AT_ONCE + 1)]
     assert [len(sent) for sent in _rounds(runs)] == [RUNS_AT_ONCE, RUNS_AT_ONCE, 1]
+
+
+def test_a_trial_begins_with_a_few_messages_of_one_sender() -> None:
+    first, second, later = run("a", count=5), run("b", count=5), run("a", count=5)
+    for size, expected in ((2, [[2], [3, 5], [5]]), (5, [[5], [5], [5]]), (9, [[5], [5], [5]])):
+        rounds = _with_small_first([[first, second], [later]], size)
+        assert [[len(each) for each in sent] for sent in rounds] == expected
+    alone = _with_small_first([[first]], 2)
+    assert [[each.numbers.tolist() for each in sent] for sent in alone] == [[[0, 1]], [[2, 3, 4]]]
+    assert len(_with_small_first([[first]], 5)) == 1

@@ -535,9 +535,10 @@ def _rounds(runs: Iterable[Run]) -> list[list[Run]]:
 def _with_small_first(rounds: list[list[Run]], size: int) -> list[list[Run]]:
     """Return rounds of which the first has one run with at most so many messages."""
     (first, *others), *later = rounds
-    small, rest = first.slice(0, size), first.slice(size, len(first))
-    then = [run for run in (rest, *others) if len(run)]
-    return [[small], then, *later] if then else [[small], *later]
+    if len(first) > size:
+        others = [first.slice(size, len(first)), *others]
+        first = first.slice(0, size)
+    return [[first], others, *later] if others else [[first], *later]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:
