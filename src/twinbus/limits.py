@@ -212,6 +212,7 @@ MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry
 
 # The syphon and the data source
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while it sends one
+RUNS_AT_ONCE: Final = 32  # sends to one destination, each of another sender
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
 DESTINATION_BUDGET_S: Final = 5.0  # of its sends in one range: a slow one delays others no longer
 TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
@@ -451,6 +452,9 @@ RABBITMQ_SEND_CHANNELS: Final = 500  # entities that are sent to; a connection h
 RABBITMQ_FREE_CHANNELS: Final = 100  # queues whose channel stays open for the next receive
 RABBITMQ_BLOCKED_S: Final = 30.0  # an alarm of that length is an outage, not a short overload
 RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker sends unasked
+RABBITMQ_READ_BYTES: Final = 64 * 1024  # of one read of a socket; larger ones cost page faults
+RABBITMQ_CACHED_NAMES: Final = 4096  # names of properties whose encoding is remembered
+RABBITMQ_ALIKE: Final = 16  # messages of one layout that are read together; fewer one by one
 RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB
 RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-lettering needs
 RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it

@@ -1,7 +1,11 @@
 """Receives and settlements on a real RabbitMQ."""
 
+import socket
+import socketserver
+import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +19,7 @@ from twinbus import BrokeredMessage
 from twinbus.connection import ConnectionString
 from twinbus.entities import dead_letter_path
 from twinbus.errors import (
+    CommunicationError,
     EntityNotFoundError,
     MessageLockLostError,
     NamespaceClosedError,
@@ -255,3 +260,55 @@ def test_a_client_of_the_factory_receives_and_settles(world: RabbitWorld) -> Non
         assert client.receive(timedelta(milliseconds=100)) is None
         assert time.monotonic() - began < 60
     assert waiting(world) == 0
+
+
+class DamagingRelay(socketserver.ThreadingTCPServer):
+    """Relays connections to a broker, and replaces bytes of what the broker sends."""
+
+    daemon_threads = True
+
+    def __init__(self, port: int, old: bytes, new: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), DamagedConnection)
+        self.port, self.old, self.new = port, old, new
+
+
+class DamagedConnection(socketserver.BaseRequestHandler):
+    server: DamagingRelay
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.port)) as there:
+            threading.Thread(target=self._forward, args=(there,), daemon=True).start()
+            while data := self.request.recv(65536):
+                there.sendall(data)
+            there.shutdown(socket.SHUT_RDWR)
+
+    def _forward(self, there: socket.socket) -> None:
+        with suppress(OSError):
+            while data := there.recv(65536):
+                self.request.sendall(data.replace(self.server.old, self.server.new))
+            self.request.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\x06marker", b"\x07marker"),  # a name of a header is longer than its table
+        (b"marked body\xce", b"marked body\x00"),  # a frame without its end
+    ],
+)
+def test_malformed_bytes_end_the_connection_and_the_broker_delivers_the_message_again(
+    world: RabbitWorld, broker: RabbitBroker, old: bytes, new: bytes
+) -> None:
+    make(world)
+    sent = BrokeredMessage(b"marked body", application_properties={"marker": 1})
+    world.ask(Send("orders", [sent]))
+    with DamagingRelay(broker.node.port, old, new) as relay:
+        threading.Thread(target=relay.serve_forever, args=(0.01,), daemon=True).start()
+        where = f"Endpoint=amqp://127.0.0.1:{relay.server_address[1]};Name=shop"
+        with RabbitNamespace(ConnectionString.parse(where)) as namespace:
+            with pytest.raises(CommunicationError, match="connection to RabbitMQ ended"):
+                namespace.ask(Receive("orders", 10), 20)
+            until(lambda: waiting(world) == 1)
+            world.ask(Send("orders", [BrokeredMessage(b"well")]))
+        relay.shutdown()
+    assert bodies(world.ask(Receive("orders", 10, HOUR / 3600))) == [b"marked body", b"well"]

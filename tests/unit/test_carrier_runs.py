@@ -3,10 +3,21 @@
 from collections.abc import Callable
 from itertools import chain
 
+import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.syphon.carrier import NO_TEXT, rows_by_sender
+from twinbus.limits import RUNS_AT_ONCE
+from twinbus.message import BrokeredMessage, to_batch
+from twinbus.syphon.carrier import (
+    NO_TEXT,
+    Run,
+    _rounds,
+    _with_small_first,
+    rows_by_code,
+    rows_by_sender,
+)
 
 Key = Callable[[int], int]
 _ROWS = st.lists(st.tuples(st.integers(NO_TEXT, 3), st.integers(NO_TEXT, 3)), max_size=40)
@@ -46,3 +57,44 @@ def test_interleaved_senders_without_sessions_need_one_send_each() -> None:
 
 def test_a_session_of_two_senders_needs_a_send_for_each_change_of_sender() -> None:
     assert grouped([(0, 0), (1, 0), (0, NO_TEXT), (0, 0)]) == [[0, 2], [1], [3]]
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60))
+def test_senders_without_sessions_are_grouped_alike_by_either_function(senders: list[int]) -> None:
+    codes = list(dict.fromkeys(senders))  # as Arrow numbers them: by their first row
+    numbered = [codes.index(sender) for sender in senders]
+    assert rows_by_code(numbered) == rows_by_sender(numbered, [NO_TEXT] * len(senders))
+
+
+def run(sender: str | None, session: str | None = None, *, count: int = 1) -> Run:
+    batch = to_batch([BrokeredMessage(b"", session_id=session)] * count)
+    return Run(batch, np.arange(count), sender, pa.nulls(count, pa.int64()))
+
+
+def test_runs_of_different_senders_are_sent_at_the_same_time() -> None:
+    runs = [run("a"), run("b"), run("c")]
+    assert _rounds(runs) == [runs]
+
+
+def test_a_run_waits_for_an_earlier_one_that_it_must_not_overtake() -> None:
+    same = [run("a"), run("b"), run("a")]
+    assert _rounds(same) == [same[:2], same[2:]]
+    unknown = [run("a"), run(None), run("b"), run("c")]
+    assert _rounds(unknown) == [unknown[:1], unknown[1:2], unknown[2:]]
+    sessions = [run("a"), run("b", "s"), run("c", "s"), run("d")]
+    assert _rounds(sessions) == [[each] for each in sessions]
+
+
+def test_a_destination_gets_a_bounded_number_of_sends_at_the_same_time() -> None:
+    runs = [run(f"sender {number}") for number in range(2 * RUNS_AT_ONCE + 1)]
+    assert [len(sent) for sent in _rounds(runs)] == [RUNS_AT_ONCE, RUNS_AT_ONCE, 1]
+
+
+def test_a_trial_begins_with_a_few_messages_of_one_sender() -> None:
+    first, second, later = run("a", count=5), run("b", count=5), run("a", count=5)
+    for size, expected in ((2, [[2], [3, 5], [5]]), (5, [[5], [5], [5]]), (9, [[5], [5], [5]])):
+        rounds = _with_small_first([[first, second], [later]], size)
+        assert [[len(each) for each in sent] for sent in rounds] == expected
+    alone = _with_small_first([[first]], 2)
+    assert [[each.numbers.tolist() for each in sent] for sent in alone] == [[[0, 1]], [[2, 3, 4]]]
+    assert len(_with_small_first([[first]], 5)) == 1

@@ -1,10 +1,12 @@
 """A message survives the trip through AMQP 0-9-1 properties and headers."""
 
 import json
+import struct
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,27 +15,63 @@ pika = pytest.importorskip("pika")
 
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError  # noqa: E402
 from twinbus.limits import RABBITMQ_MAX_EXPIRATION_MS, UNLIMITED  # noqa: E402
-from twinbus.message import BrokeredMessage, property_child  # noqa: E402
+from twinbus.message import (  # noqa: E402
+    LOCK_TOKEN,
+    BrokeredMessage,
+    application_values,
+    property_child,
+    to_messages,
+)
+from twinbus.namespace.rabbitmq import columns  # noqa: E402
+from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered  # noqa: E402
 from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
     Publication,
     check_frame,
+    dead_letter,
     published,
-    received,
 )
 
 NOW_S = 1_800_000_000
 
 
-def sent(message: BrokeredMessage, *, origin: str | None = None, to_topic: bool = False) -> Any:
-    """Return what is published, decoded from the bytes that travel."""
-    publication = published(message, message.message_id, origin, NOW_S, to_topic=to_topic)
+def publication(
+    message: BrokeredMessage, *, origin: str | None = None, to_topic: bool = False
+) -> Publication:
+    values = application_values(message)
+    return published(values, message.message_id, origin, NOW_S, to_topic=to_topic)
+
+
+def encoded(found: Publication) -> bytes:
+    """Return the properties as they travel."""
+    return b"".join(
+        (found.before, len(found.headers).to_bytes(4, "big"), found.headers, found.after)
+    )
+
+
+def sent(message: BrokeredMessage, **how: Any) -> Any:
+    """Return what is published, as pika reads it from the bytes that travel."""
     decoded = pika.BasicProperties()
-    decoded.decode(b"".join(publication.properties.encode()))
+    decoded.decode(encoded(publication(message, **how)))
     return decoded
 
 
+def delivery(found: bytes, body: bytes = b"") -> RabbitDelivery:
+    return RabbitDelivery(1, found, body)
+
+
+def received(*deliveries: RabbitDelivery) -> list[BrokeredMessage]:
+    return to_messages(delivered(deliveries, pa.nulls(len(deliveries), LOCK_TOKEN)))
+
+
+def received_from(properties: Any) -> BrokeredMessage:
+    """Return a message that another program has sent."""
+    (found,) = received(delivery(b"".join(properties.encode())))
+    return found
+
+
 def round_trip(message: BrokeredMessage, **how: Any) -> BrokeredMessage:
-    return received(sent(message, **how), message.body)
+    (found,) = received(delivery(encoded(publication(message, **how)), message.body))
+    return found
 
 
 _TEXT = st.text(st.characters(codec="utf-8"), max_size=300)
@@ -185,9 +223,8 @@ def test_a_name_that_is_too_long_is_refused() -> None:
 
 def test_headers_that_fit_no_frame_are_refused() -> None:
     message = BrokeredMessage(b"", application_properties={"large": "x" * 200_000})
-    publication: Publication = published(message, "m1", None, NOW_S, to_topic=False)
     with pytest.raises(MessageSizeExceededError, match="into the body"):
-        check_frame(publication, 131_072)
+        check_frame(publication(message), 131_072)
 
 
 def test_whatever_another_program_sent_can_be_received() -> None:
@@ -205,7 +242,7 @@ def test_whatever_another_program_sent_can_be_received() -> None:
             "x-delivery-count": "many",
         },
     )
-    came = received(properties, b"")
+    came = received_from(properties)
     assert came.application_properties == {"nested": '{"a": [1, null]}', "when": "yesterday"}
     assert (came.time_to_live, came.enqueued_time_utc, came.delivery_count) == (None, None, 0)
     assert len(came.message_id) == 128
@@ -226,19 +263,123 @@ def test_a_property_with_an_unfitting_type_is_received_as_text(
     types = json.dumps({name: kind for name, (kind, _) in properties.items()})
     texts = {name: text for name, (_, text) in properties.items()}
     headers = {**texts, "x-twinbus-types": types}
-    came = received(pika.BasicProperties(headers=headers), b"")
+    came = received_from(pika.BasicProperties(headers=headers))
     for name, value in came.application_properties.items():
         property_child(name, value)
 
 
 def test_a_time_without_a_zone_is_received_as_text() -> None:
     headers = {"when": "2026-01-01T00:00:00", "x-twinbus-types": '{"when":"datetime"}'}
-    came = received(pika.BasicProperties(headers=headers), b"")
+    came = received_from(pika.BasicProperties(headers=headers))
     assert came.application_properties == {"when": "2026-01-01T00:00:00"}
 
 
 def test_a_death_that_the_broker_found_has_the_usual_reason() -> None:
     death = {"reason": "delivery_limit", "queue": "orders", "count": 1}
-    came = received(pika.BasicProperties(headers={"x-death": [death]}), b"")
+    came = received_from(pika.BasicProperties(headers={"x-death": [death]}))
     assert came.dead_letter_reason == "MaxDeliveryCountExceeded"
     assert came.dead_letter_source == "orders"
+
+
+def test_messages_of_many_kinds_are_received_together() -> None:
+    life = timedelta(seconds=3)
+    plain = BrokeredMessage(b"plain", message_id="1")
+    rich = BrokeredMessage(
+        b"rich", message_id="2", subject="s", time_to_live=life, application_properties={"n": 7}
+    )
+    typed = BrokeredMessage(b"", message_id="3", application_properties={"n": "x", "f": 1.5})
+    found = received(
+        *(delivery(encoded(publication(sent)), sent.body) for sent in (plain, rich, plain, typed))
+    )
+    assert [message.body for message in found] == [b"plain", b"rich", b"plain", b""]
+    assert [message.subject for message in found] == [None, "s", None, None]
+    assert [message.time_to_live for message in found] == [None, life, None, None]
+    assert [message.delivery_count for message in found] == [0, 0, 0, 0]
+    bags = [message.application_properties for message in found]
+    assert bags == [{}, {"n": 7}, {}, {"n": "x", "f": 1.5}]
+
+
+def test_numbers_of_other_programs_keep_their_values() -> None:
+    table = b"".join(
+        (
+            b"\x01f" + b"f" + struct.pack(">f", 1.5),
+            b"\x01d" + b"d" + struct.pack(">d", -2.25),
+            b"\x01b" + b"b" + struct.pack(">b", -1),
+            b"\x01T" + b"T" + struct.pack(">Q", 60),
+            b"\x01U" + b"T" + struct.pack(">Q", 2**60),  # beyond any datetime
+        )
+    )
+    found = struct.pack(">HL", 0x2000, len(table)) + table
+    (message,) = received(delivery(found))
+    minute = datetime(1970, 1, 1, 0, 1, tzinfo=UTC)
+    assert message.application_properties == {"f": 1.5, "d": -2.25, "b": -1, "T": minute}
+
+
+def test_a_dead_letter_is_a_copy_with_its_reason_that_does_not_expire() -> None:
+    message = BrokeredMessage(
+        b"body",
+        message_id="m1",
+        content_type="text/plain",
+        subject="s",
+        time_to_live=timedelta(seconds=3),
+        application_properties={"n": 7},
+    )
+    copy = dead_letter(encoded(publication(message)), message.body, "orders", "Why", "because")
+    (found,) = received(delivery(encoded(copy), copy.body))
+    assert found.application_properties == {"n": 7}
+    assert (found.body, found.content_type, found.subject) == (b"body", "text/plain", "s")
+    assert (found.dead_letter_reason, found.dead_letter_error_description) == ("Why", "because")
+    assert (found.dead_letter_source, found.time_to_live) == ("orders", None)
+
+
+def test_the_reason_of_a_receiver_replaces_that_of_the_broker() -> None:
+    death = {"reason": "expired", "queue": "orders", "count": 1}
+    headers = {"x-twinbus-dead-letter-reason": "Mine", "x-death": [death]}
+    found = received_from(pika.BasicProperties(headers=headers))
+    assert (found.dead_letter_reason, found.dead_letter_source) == ("Mine", "orders")
+
+
+_LIKE = st.builds(
+    BrokeredMessage,
+    st.binary(max_size=3),
+    message_id=st.sampled_from(["a", "b", "é", "long id" * 18]),
+    subject=st.sampled_from([None, "s", "t", "long"]),
+    content_type=st.sampled_from([None, "x/y"]),
+    to=st.sampled_from([None, "there"]),
+    time_to_live=st.sampled_from([None, timedelta(seconds=3)]),
+    application_properties=st.dictionaries(
+        st.sampled_from(["n", "m", "CC"]),
+        st.sampled_from([1, 2, 2**40, True, False, b"x", b"y", "t", "u", "é", "", 1.5]),
+        max_size=2,
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(range(4)), max_size=60), st.lists(_LIKE, min_size=4, max_size=4))
+def test_messages_that_are_read_together_equal_those_that_are_read_one_by_one(
+    order: list[int], kinds: list[BrokeredMessage]
+) -> None:
+    deliveries = [
+        delivery(encoded(publication(kinds[kind], origin=f"sender/{kind:016x}:{row}")))
+        for row, kind in enumerate(order)
+    ]
+    alone = [found for each in deliveries for found in received(each)]
+    assert received(*deliveries) == alone
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(columns, "RABBITMQ_ALIKE", 2)
+        assert received(*deliveries) == alone
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_malformed_message_among_others_of_the_same_length_is_reported(at: int) -> None:
+    good = encoded(publication(BrokeredMessage(b"", application_properties={"name": "value"})))
+    damaged = good.replace(b"\x04name", b"\x05name")
+    deliveries = [delivery(damaged if row == at else good) for row in range(20)]
+    with pytest.raises(pika.exceptions.AMQPError):
+        received(*deliveries)
+
+
+def test_bytes_in_place_of_texts_do_not_disturb_the_messages_beside_them() -> None:
+    good = encoded(publication(BrokeredMessage(b"", message_id="ab")))
+    deliveries = [delivery(good)] * 20 + [delivery(good.replace(b"ab", b"\xff\xfe"))]
+    assert [found.message_id for found in received(*deliveries)] == ["ab"] * 20 + [None]

@@ -31,6 +31,7 @@ from twinbus.message.columns import (
     to_messages,
     token_column,
     tokens_of,
+    values_of,
 )
 from twinbus.message.measures import (
     body_bytes,
@@ -114,4 +115,5 @@ __all__ = [
     "token_column",
     "tokens_of",
     "too_long",
+    "values_of",
 ]

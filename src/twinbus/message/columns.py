@@ -104,6 +104,21 @@ def to_messages(batch: pa.RecordBatch) -> list[BrokeredMessage]:
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Give the rows of a batch as the fields of messages."""
+    columns = _fields_in_use(batch)
+    names = tuple(columns)
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(names, row, strict=True))
+
+
+def values_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    """Give the rows of a batch as the values of APPLICATION_FIELDS."""
+    columns = _fields_in_use(batch)
+    nothing = [None] * batch.num_rows
+    return zip(*(columns.get(name) or nothing for name in APPLICATION_FIELDS), strict=True)
+
+
+def _fields_in_use(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    """Return the values of each field that some message has."""
     count = batch.num_rows
     columns: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
@@ -111,9 +126,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
             columns["application_properties"] = properties_of(column)
         elif column.null_count != count:
             columns[name] = _decode(name, column)
-    names = tuple(columns)
-    for row in zip(*columns.values(), strict=True):
-        yield dict(zip(names, row, strict=True))
+    return columns
 
 
 def _decode(name: str, column: pa.Array) -> list[Any]:

@@ -3,8 +3,9 @@
     secondary --ReadRange--> restored --by destination--> Send with its origin --> primary
 
 The carrier reads the next piece of a range while it sends the current one. It sends to several
-destinations in parallel, but to each destination only one run at a time. If a send to a destination
-fails, its later messages stay in the backlog, so that the messages of a client arrive in order.
+destinations in parallel, and to each destination the runs of different senders. If a send to a
+destination fails, its later messages stay in the backlog, so that the messages of a client arrive
+in order.
 
 The carrier settles nothing. Spark may repeat a task, and the driver may settle a range twice or
 never: the primary recognises by their origin the messages that it has already accepted. Workers
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +42,7 @@ from twinbus.limits import (
     DEFAULT_LOCK_DURATION,
     DESTINATION_BUDGET_S,
     MAX_BATCH_MESSAGES,
+    RUNS_AT_ONCE,
     TRIAL_MESSAGES,
     TRIAL_ROUND,
     TRIAL_TIMEOUT_S,
@@ -368,39 +371,45 @@ class Carrier:
         trials = trials or Trials()
         passed_over = blocked | trials.passed
         carried.poison += [(int(numbers[row]), why) for row, why in sorted(found.faults.items())]
-        waiting = {}
+        waiting: dict[str, list[list[Run]]] = {}
         for destination, rows in _by_destination(found).items():
             if canonical(destination) in passed_over:
                 carried.note_kept(destination, len(rows))
             else:
-                waiting[destination] = list(_runs_of(found, numbers, rows))
+                waiting[destination] = _rounds(_runs_of(found, numbers, rows))
                 trial = trials.tried.get(canonical(destination))
                 if trial is not None:
                     waiting[destination] = _with_small_first(waiting[destination], trial.messages)
         first_round = True
         while waiting:
             sent = {
-                destination: (left[0], self._primary.submit(left[0].send_to(destination, carried)))
+                destination: [
+                    (run, self._primary.submit(run.send_to(destination, carried)))
+                    for run in left[0]
+                ]
                 for destination, left in waiting.items()
             }
             now = _monotonic_s()
-            replied = {destination: _stopwatch(reply) for destination, (_, reply) in sent.items()}
-            for destination, (run, reply) in sent.items():
+            replied = {
+                destination: [_stopwatch(reply) for _, reply in sends]
+                for destination, sends in sent.items()
+            }
+            for destination, sends in sent.items():
                 trial = trials.tried.get(canonical(destination)) if first_round else None
                 deadline = now + (_TIMEOUT_S if trial is None else trial.timeout_s)
-                done = self._finish(destination, run, reply, carried, deadline)
-                if done == len(run):
-                    left = waiting[destination][1:]
-                    if carried.note_spent(destination, replied[destination]()):
-                        blocked.add(canonical(destination))
-                        if left:
-                            carried.note_kept(destination, sum(map(len, left)))
-                        left = []
-                    waiting[destination] = left
-                else:
+                undone = sum(
+                    len(run) - self._finish(destination, run, reply, carried, deadline)
+                    for run, reply in sends
+                )
+                left = waiting[destination][1:]
+                spent_s = max(stopwatch() for stopwatch in replied[destination])
+                if undone or carried.note_spent(destination, spent_s):
                     blocked.add(canonical(destination))
-                    carried.note_kept(destination, sum(map(len, waiting[destination])) - done)
-                    waiting[destination] = []
+                    undone += sum(len(run) for runs in left for run in runs)
+                    left = []
+                if undone:
+                    carried.note_kept(destination, undone)
+                waiting[destination] = left
             waiting = {destination: left for destination, left in waiting.items() if left}
             first_round = False
 
@@ -504,12 +513,32 @@ def _without_accepted(destination: str, run: Run, error: MessagingError, carried
     return run.take([row for row in range(len(run)) if row not in accepted])
 
 
-def _with_small_first(runs: list[Run], size: int) -> list[Run]:
-    """Return runs of which the first has at most so many messages."""
-    first, *rest = runs
-    if len(first) <= size:
-        return runs
-    return [first.slice(0, size), first.slice(size, len(first)), *rest]
+def _rounds(runs: Iterable[Run]) -> list[list[Run]]:
+    """Group runs into rounds, in order; the runs of a round are sent at the same time.
+
+    They are of different senders and have no sessions, so no order is promised between them.
+    """
+    rounds: list[list[Run]] = []
+    senders: set[str] = set()  # of the last round, if runs may join it
+    for run in runs:
+        has_sessions = run.batch.column("session_id").null_count < len(run)
+        name = None if has_sessions else run.sender
+        if name is not None and name not in senders and 0 < len(senders) < RUNS_AT_ONCE:
+            rounds[-1].append(run)
+            senders.add(name)
+        else:
+            rounds.append([run])
+            senders = set() if name is None else {name}
+    return rounds
+
+
+def _with_small_first(rounds: list[list[Run]], size: int) -> list[list[Run]]:
+    """Return rounds of which the first has one run with at most so many messages."""
+    (first, *others), *later = rounds
+    if len(first) > size:
+        others = [first.slice(size, len(first)), *others]
+        first = first.slice(0, size)
+    return [[first], others, *later] if others else [[first], *later]
 
 
 def _numbers(batch: pa.RecordBatch) -> Int64s:
@@ -542,7 +571,11 @@ def _runs_of(found: Restored, numbers: Int64s, rows: Int64s) -> Iterator[Run]:
     if senders.null_count == len(senders):
         yield everything
         return
-    groups = rows_by_sender(_codes(senders), _codes(batch.column("session_id")))
+    sessions = batch.column("session_id")
+    if senders.null_count or sessions.null_count < len(senders):
+        groups = rows_by_sender(_codes(senders), _codes(sessions))
+    else:
+        groups = rows_by_code(_codes(senders))
     for group in groups:
         run = everything if len(groups) == 1 else everything.take(group)
         yield Run(run.batch, run.numbers, senders[group[0]].as_py(), run.sent_as)
@@ -552,6 +585,14 @@ def _codes(texts: pa.Array) -> list[int]:
     """Return the same number for equal texts, and NO_TEXT for null."""
     codes: list[int] = texts.dictionary_encode().indices.fill_null(NO_TEXT).to_pylist()
     return codes
+
+
+def rows_by_code(codes: Sequence[int]) -> list[list[int]]:
+    """Group rows by code, in the order of the codes; the rows of a code keep their order."""
+    numbers = np.asarray(codes)
+    ends = np.cumsum(np.bincount(numbers))
+    order: list[int] = np.argsort(numbers, kind="stable").tolist()
+    return [order[first:end] for first, end in pairwise([0, *ends.tolist()])]
 
 
 def rows_by_sender(senders: Sequence[int], sessions: Sequence[int]) -> list[list[int]]:

@@ -10,7 +10,11 @@ for the loop and wait for the replies. The modules, from the top down:
     probing       pings: the path and the entity, without a message
     topology      queues, exchanges and bindings, and the descriptions they were created with
     connections   connections over a list of hosts, and channels whose calls can be awaited
-    messages      a message as properties and headers, and back
+    framing       frames of messages and confirms, read and written without pika's objects
+    columns       deliveries as columns
+    layouts       properties with the same layout, read together
+    messages      a message as properties and headers
+    properties    properties and headers as bytes
     refusals      maps what RabbitMQ and pika report to our errors
 
 Nothing here retries: the retry policy of the client is the only one.

@@ -25,7 +25,13 @@ from twinbus.limits import (
     RABBITMQ_RECONNECT_US,
     SECOND_US,
 )
-from twinbus.namespace.rabbitmq.framing import FramedConnection, OnConfirm
+from twinbus.namespace.rabbitmq.framing import (
+    ContentReader,
+    FramedConnection,
+    OnConfirm,
+    OnContent,
+)
+from twinbus.namespace.rabbitmq.messages import Publication
 from twinbus.namespace.rabbitmq.refusals import unreachable
 
 _BACKOFF = Backoff(RABBITMQ_RECONNECT_US, RABBITMQ_MAX_RECONNECT_US)
@@ -88,9 +94,21 @@ class BrokerChannel:
         await self.call("confirm_delivery", _do_nothing)
         self.pika.connection.confirms[self.number] = callback
 
-    def publish(self, method: bytes, properties: Any, body: bytes) -> None:
+    def publish(self, method: bytes, publication: Publication, number: int) -> None:
         """Publish a message; `method` is the result of `publish_method`."""
-        self.pika.connection.publish(self.number, method, properties, body)
+        self.pika.connection.publish(self.number, method, publication, number)
+
+    def read(self, on_content: OnContent) -> None:
+        """Pass the messages of this channel to a callback, without pika."""
+        self.pika.connection.readers[self.number] = ContentReader(on_content)
+
+    def fetch(self, queue: str) -> None:
+        """Ask for one message of a queue."""
+        self.pika.connection.fetch(self.number, queue)
+
+    def consume(self, queue: str) -> str:
+        """Add a consumer, and return its tag; the callback of `read` gets the messages."""
+        return str(self.pika.basic_consume(queue, _do_nothing))
 
     def on_end(self, callback: Callable[[BaseException], None]) -> None:
         """Register a callback for the end of the channel."""
@@ -104,6 +122,7 @@ class BrokerChannel:
     def _closed(self, _channel: Any, reason: BaseException) -> None:
         self.ended = reason
         self.pika.connection.confirms.pop(self.number, None)
+        self.pika.connection.readers.pop(self.number, None)
         for reply in list(self._waiting):
             if not reply.done():
                 reply.set_exception(reason)

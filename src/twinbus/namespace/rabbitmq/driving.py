@@ -125,7 +125,7 @@ class SharedLoop:
                 return
             self._turn_of, self._driven, self._was_driven = threading.get_ident(), job, True
             self._arrivals.append((job, None))
-            loop.call_soon(self._take, context=self._context)
+            self._take_at_once()
             if timeout_s is not None:
                 timer = loop.call_later(timeout_s, loop.stop, context=self._context)
             loop.run_forever()
@@ -138,6 +138,14 @@ class SharedLoop:
                 timer.cancel()
             self._driven = None
             self._leave()
+
+    def _take_at_once(self) -> None:
+        """Start the commands before the loop looks at its sockets, which costs a system call."""
+        asyncio._set_running_loop(self._loop)  # noqa: SLF001 - for whoever runs a loop
+        try:
+            self._context.run(self._take)
+        finally:
+            asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _leave(self) -> None:
         """Release the turn; have the own thread take it if there is something to do."""

@@ -1,4 +1,4 @@
-"""A message as AMQP 0-9-1 properties and headers, and back.
+"""A message as AMQP 0-9-1 properties and headers; `columns.py` is the way back.
 
     field of the message      is sent as
     body                      the body
@@ -29,25 +29,25 @@ x-twinbus-escaped-.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
-from uuid import UUID
+from functools import lru_cache
+from struct import Struct
+from typing import Any, NamedTuple
 
 from pika import BasicProperties
 
 from twinbus.clock import MICROSECOND
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import (
-    MAX_ID_CHARACTERS,
-    MAX_PROPERTY_NAME_CHARACTERS,
+    RABBITMQ_CACHED_NAMES,
     RABBITMQ_MAX_EXPIRATION_MS,
     RABBITMQ_MESSAGE_BYTES,
     RABBITMQ_NAME_BYTES,
     UNLIMITED,
 )
-from twinbus.message import BOUNDED_TEXTS, BrokeredMessage, PropertyValue, property_child
+from twinbus.message import APPLICATION_FIELDS, PropertyValue
+from twinbus.namespace.rabbitmq.properties import FLAG_OF
 from twinbus.protocol.origins import ORIGIN_PROPERTY
 
 TYPES = "x-twinbus-types"
@@ -56,125 +56,177 @@ SUBJECT = "twinbus-subject"  # a headers exchange ignores names that begin with 
 REASON = "x-twinbus-dead-letter-reason"
 DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
-_FIELD = "x-twinbus-"
-_DIVERTED = "x-ms-path"  # the property that only messages in a backlog queue have
-_AMQP = "x-twinbus-amqp"
-_LIFE = "x-twinbus-time-to-live"
-_ESCAPED = "x-twinbus-escaped-"
-_BASIC = {  # field -> property
+AMQP = "x-twinbus-amqp"
+LIFE = "x-twinbus-time-to-live"
+ESCAPED = "x-twinbus-escaped-"
+BASIC = {  # field -> property
     "message_id": "message_id",
     "correlation_id": "correlation_id",
     "content_type": "content_type",
     "reply_to": "reply_to",
     "subject": "type",
 }
-_AS_HEADERS = ("to", "reply_to_session_id", "partition_key")
-_HEADER_OF = {name: _FIELD + name.replace("_", "-") for name in (*_BASIC, *_AS_HEADERS)}
-_OWN = frozenset(
-    (*_HEADER_OF.values(), TYPES, PUBLICATION, SUBJECT, REASON, DESCRIPTION, SOURCE, _AMQP, _LIFE)
+AS_HEADERS = ("to", "reply_to_session_id", "partition_key")
+HEADER_OF = {name: "x-twinbus-" + name.replace("_", "-") for name in (*BASIC, *AS_HEADERS)}
+OWN = frozenset(
+    (*HEADER_OF.values(), TYPES, PUBLICATION, SUBJECT, REASON, DESCRIPTION, SOURCE, AMQP, LIFE)
 )
-_ACTED_ON = ("cc", "bcc", "x-death", "x-delivery-count", "x-delay", "x-stream-offset")
-_SYSTEM = ("x-first-death-", "x-last-death-")
+ACTED_ON = ("cc", "bcc", "x-death", "x-delivery-count", "x-delay", "x-stream-offset")
+SYSTEM = ("x-first-death-", "x-last-death-")
+_DIVERTED = "x-ms-path"  # the property that only messages in a backlog queue have
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ would close the channel of the sender
 _MILLISECOND = timedelta(milliseconds=1)
-_PERSISTENT = 2
-_REASONS = {
-    "expired": "TTLExpiredException",
-    "delivery_limit": "MaxDeliveryCountExceeded",
-    "rejected": "Rejected",
-    "maxlen": "QueueFull",
-}
+_PERSISTENT = b"\x02"
+_FLAGS, _LENGTH, _SECONDS = Struct(">H"), Struct(">L"), Struct(">Q")
+_BYTES_HEADER, _INT32_HEADER, _INT64_HEADER = Struct(">cL"), Struct(">ci"), Struct(">cq")
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+Plain = str | int | bytes | bool  # what has a type in the header table
+
+
+class Publication(NamedTuple):
     """A message in the form in which it is published."""
 
-    properties: Any  # BasicProperties; its headers are a dictionary, which the publisher adds to
+    before: bytes  # the flags of its properties, and the properties before the headers
+    headers: bytes  # without the size of their table: the publisher adds a header
+    after: bytes  # the properties behind the headers
     body: bytes
+    key: str  # its routing key if it is published to a topic
 
 
-# -- to RabbitMQ -----------------------------------------------------------------------------------
+# -- from a message --------------------------------------------------------------------------------
 
 
 def published(
-    message: BrokeredMessage, message_id: str, origin: str | None, now_s: int, *, to_topic: bool
+    values: Sequence[Any], message_id: str, origin: str | None, now_s: int, *, to_topic: bool
 ) -> Publication:
-    """Convert a message for RabbitMQ, or raise an error that says what RabbitMQ cannot accept."""
-    if len(message.body) > RABBITMQ_MESSAGE_BYTES:
+    """Convert a message for RabbitMQ, or raise an error that says what RabbitMQ cannot accept.
+
+    The values are those of APPLICATION_FIELDS, except that the id is given apart.
+    """
+    body, _, _, correlation_id, content_type, subject, to, reply_to, *more = values
+    reply_to_session_id, partition_key, life, _, properties, amqp = more
+    if len(body) > RABBITMQ_MESSAGE_BYTES:
         raise MessageSizeExceededError(
-            f"a message has {len(message.body)} bytes; RabbitMQ accepts at most "
+            f"a message has {len(body)} bytes; RabbitMQ accepts at most "
             f"{RABBITMQ_MESSAGE_BYTES}. Send a smaller message",
-            size=len(message.body),
+            size=len(body),
             limit=RABBITMQ_MESSAGE_BYTES,
         )
-    headers: dict[str, Any] = {}
-    basic: dict[str, Any] = {"delivery_mode": _PERSISTENT, "timestamp": now_s}
-    _set_texts(message, message_id, basic, headers)
-    if message.time_to_live is not None:
-        _set_life(message.time_to_live, basic, headers)
-    if message.amqp is not None:
-        headers[_AMQP] = message.amqp
-    if message.application_properties:
-        _add_properties(message.application_properties, headers)
-    if origin is not None and _DIVERTED not in headers:
-        headers[ORIGIN_PROPERTY] = origin
-    if to_topic and message.subject is not None:
-        headers[SUBJECT] = message.subject
-    return Publication(BasicProperties(**basic, headers=headers), message.body)
+    headers: list[bytes] = []
+    if properties:
+        _add_properties(properties, headers)
+    if origin is not None and _DIVERTED not in properties:
+        headers.append(_header(ORIGIN_PROPERTY, origin))
+    encoded = message_id.encode()
+    if values[_OPTIONAL] == _UNSET and amqp is None and len(encoded) <= RABBITMQ_NAME_BYTES:
+        after = b"".join((_PERSISTENT, bytes((len(encoded),)), encoded, _SECONDS.pack(now_s)))
+        return Publication(_USUAL_FLAGS, b"".join(headers), after, body, "")
+    basic = {"delivery_mode": _PERSISTENT, "timestamp": _SECONDS.pack(now_s)}
+    _add_texts((message_id, correlation_id, content_type, reply_to, subject), basic, headers)
+    for name, value in zip(
+        _AS_HEADERS, (to, reply_to_session_id, partition_key, amqp), strict=True
+    ):
+        if value is not None:
+            headers.append(_header(name, value))
+    if life is not None:
+        _add_life(life, basic, headers)
+    if to_topic and subject is not None:
+        headers.append(_header(SUBJECT, subject))
+    flags = FLAG_OF["headers"]
+    for name in basic:
+        flags |= FLAG_OF[name]
+    before = _FLAGS.pack(flags) + basic.pop("content_type", b"")
+    after = b"".join([basic[name] for name in _order(flags)])
+    key = subject if subject is not None and "type" in basic else ""
+    return Publication(before, b"".join(headers), after, body, key)
 
 
-def _set_texts(
-    message: BrokeredMessage, message_id: str, basic: dict[str, Any], headers: dict[str, Any]
-) -> None:
-    for name, property_name in _BASIC.items():
-        text = message_id if name == "message_id" else getattr(message, name)
+_OPTIONAL = slice(
+    APPLICATION_FIELDS.index("correlation_id"), APPLICATION_FIELDS.index("time_to_live") + 1
+)
+_UNSET = (None,) * len(APPLICATION_FIELDS[_OPTIONAL])  # nearly all have an id and nothing more
+_USUAL = ("headers", "delivery_mode", "message_id", "timestamp")
+_USUAL_FLAGS = _FLAGS.pack(sum(FLAG_OF[name] for name in _USUAL))
+_BASIC = tuple(BASIC.items())
+_AS_HEADERS = (*(HEADER_OF[name] for name in AS_HEADERS), AMQP)
+
+
+def _add_texts(texts: Sequence[str | None], basic: dict[str, bytes], headers: list[bytes]) -> None:
+    """Add the texts of BASIC; one that is too long, or that RabbitMQ acts on, becomes a header."""
+    for (name, property_name), text in zip(_BASIC, texts, strict=True):
         if text is None:
             continue
-        if (len(text) > 60 and len(text.encode()) > RABBITMQ_NAME_BYTES) or (
-            name == "reply_to" and text.startswith(_DIRECT_REPLY)
-        ):
-            headers[_HEADER_OF[name]] = text
+        encoded = text.encode()
+        is_acted_on = name == "reply_to" and text.startswith(_DIRECT_REPLY)
+        if is_acted_on or len(encoded) > RABBITMQ_NAME_BYTES:
+            headers.append(_header(HEADER_OF[name], text))
         else:
-            basic[property_name] = text
-    for name in _AS_HEADERS:
-        text = getattr(message, name)
-        if text is not None:
-            headers[_HEADER_OF[name]] = text
+            basic[property_name] = bytes((len(encoded),)) + encoded
 
 
-def _set_life(life: timedelta, basic: dict[str, Any], headers: dict[str, Any]) -> None:
+@lru_cache(maxsize=64)
+def _order(flags: int) -> tuple[str, ...]:
+    """Return the properties behind the headers, in the order in which they are written."""
+    return tuple(
+        name for name, flag in FLAG_OF.items() if flag & flags and flag < FLAG_OF["headers"]
+    )
+
+
+def _add_life(life: timedelta, basic: dict[str, bytes], headers: list[bytes]) -> None:
     if life == UNLIMITED:
         return
     rounded_ms = -(-life // _MILLISECOND)  # rounded up, so that no message expires early
     if rounded_ms <= RABBITMQ_MAX_EXPIRATION_MS:
-        basic["expiration"] = str(rounded_ms)
+        text = str(rounded_ms).encode()
+        basic["expiration"] = bytes((len(text),)) + text
     if rounded_ms > RABBITMQ_MAX_EXPIRATION_MS or life % _MILLISECOND:
-        headers[_LIFE] = life // MICROSECOND
+        headers.append(_header(LIFE, life // MICROSECOND))
 
 
-def _add_properties(properties: Mapping[str, PropertyValue], headers: dict[str, Any]) -> None:
+def _add_properties(properties: Mapping[str, PropertyValue], headers: list[bytes]) -> None:
     types: dict[str, str] = {}
     for name, value in properties.items():
-        header = _escaped(name)
-        headers[header] = _plain(name, value, types)
-        if len(header) > 60 and len(header.encode()) > RABBITMQ_NAME_BYTES:
-            raise InvalidArgumentError(
-                f"the name of a property has {len(header.encode())} bytes; RabbitMQ allows at most "
-                f"{RABBITMQ_NAME_BYTES}. Use a shorter name"
-            )
+        headers.append(_header(_escaped(name), _plain(name, value, types)))
     if types:
-        headers[TYPES] = json.dumps(types, separators=(",", ":"))
+        headers.append(_header(TYPES, json.dumps(types, separators=(",", ":"))))
 
 
+@lru_cache(maxsize=RABBITMQ_CACHED_NAMES)
 def _escaped(name: str) -> str:
     """Return the header name of a property; escape names that RabbitMQ or Twinbus uses."""
     lower = name.lower()
-    is_taken = lower in _ACTED_ON or name in _OWN or lower.startswith((_ESCAPED, *_SYSTEM))
-    return _ESCAPED + name if is_taken else name
+    is_taken = lower in ACTED_ON or name in OWN or lower.startswith((ESCAPED, *SYSTEM))
+    return ESCAPED + name if is_taken else name
 
 
-def _plain(name: str, value: PropertyValue, types: dict[str, str]) -> Any:
+def _header(name: str, value: Plain) -> bytes:
+    """Return a header with its name, type and value."""
+    start = _header_name(name)
+    if isinstance(value, str):
+        encoded = value.encode()
+        return start + _BYTES_HEADER.pack(b"S", len(encoded)) + encoded
+    if isinstance(value, bytes):
+        return start + _BYTES_HEADER.pack(b"x", len(value)) + value
+    if isinstance(value, bool):
+        return start + (b"t\x01" if value else b"t\x00")
+    if -(2**31) <= value < 2**31:
+        return start + _INT32_HEADER.pack(b"I", value)
+    return start + _INT64_HEADER.pack(b"l", value)
+
+
+@lru_cache(maxsize=RABBITMQ_CACHED_NAMES)
+def _header_name(name: str) -> bytes:
+    encoded = name.encode()
+    if len(encoded) > RABBITMQ_NAME_BYTES:
+        raise InvalidArgumentError(
+            f"the name of a property has {len(encoded)} bytes; RabbitMQ allows at most "
+            f"{RABBITMQ_NAME_BYTES}. Use a shorter name"
+        )
+    return bytes((len(encoded),)) + encoded
+
+
+def _plain(name: str, value: PropertyValue, types: dict[str, str]) -> Plain:
     """Return a property as a header value; record its type if the header does not keep it."""
     if isinstance(value, str | bool | int | bytes):
         return value
@@ -197,26 +249,9 @@ def _iso_duration(span: timedelta) -> str:
     return f"{sign}PT{seconds}" + (f".{part:06}".rstrip("0") if part else "") + "S"
 
 
-def _duration_of(text: str) -> timedelta:
-    sign = -1 if text.startswith("-") else 1
-    seconds, _, part = text.removeprefix("-").removeprefix("PT").removesuffix("S").partition(".")
-    return sign * timedelta(seconds=int(seconds), microseconds=int(part.ljust(6, "0") or 0))
-
-
-_READERS: Mapping[str, Any] = {
-    "float": float,
-    "datetime": datetime.fromisoformat,
-    "timedelta": _duration_of,
-    "uuid": UUID,
-}
-
-
 def check_frame(publication: Publication, frame_bytes: int) -> None:
     """Refuse headers that do not fit into a frame: RabbitMQ would close the connection."""
-    headers = publication.properties.headers
-    if sum(len(str(value)) for value in headers.values()) < frame_bytes // 8:
-        return
-    size = sum(len(piece) for piece in publication.properties.encode())
+    size = len(publication.before) + len(publication.headers) + len(publication.after)
     limit = frame_bytes - 128  # reserved for the frame's header and end, and for PUBLICATION
     if size > limit:
         raise MessageSizeExceededError(
@@ -227,128 +262,35 @@ def check_frame(publication: Publication, frame_bytes: int) -> None:
         )
 
 
+# -- from a delivered message ----------------------------------------------------------------------
+
+
 def dead_letter(
-    publication: Publication, source: str, reason: str | None, text: str | None
-) -> None:
-    """Add the dead-letter reason and source to a publication, and remove its expiration."""
-    headers = dict(publication.properties.headers or {})
+    encoded: bytes, body: bytes, source: str, reason: str | None, text: str | None
+) -> Publication:
+    """Return a copy of a message with dead-letter reason and source, which does not expire."""
+    properties = BasicProperties()
+    properties.decode(encoded)
+    headers = dict(properties.headers or {})
     headers.pop("x-delivery-count", None)
+    headers.pop(PUBLICATION, None)
     headers[SOURCE] = source
     if reason is not None:
         headers[REASON] = reason
     if text is not None:
         headers[DESCRIPTION] = text
-    publication.properties.headers = headers
-    publication.properties.expiration = None
+    properties.headers = headers
+    properties.expiration = None
+    return publication_of(properties, body)
 
 
-# -- from RabbitMQ ---------------------------------------------------------------------------------
-
-
-def received(properties: Any, body: bytes) -> BrokeredMessage:
-    """Convert a delivered message; never raises, whatever another program has sent."""
-    headers: dict[str, Any] = properties.headers or {}
-    fields: dict[str, Any] = {"message_id": None}
-    for name, property_name in _BASIC.items():
-        _take(fields, name, headers.get(_HEADER_OF[name], getattr(properties, property_name)))
-    for name in _AS_HEADERS:
-        _take(fields, name, headers.get(_HEADER_OF[name]))
-    amqp = headers.get(_AMQP)
-    life = _life_of(properties.expiration, headers.get(_LIFE))
-    enqueued = _moment(properties.timestamp)
-    fields["amqp"] = amqp if isinstance(amqp, bytes) else None
-    fields["time_to_live"] = life
-    fields["enqueued_time_utc"] = enqueued
-    if life is not None and enqueued is not None and enqueued < _LATEST - life:
-        fields["expires_at_utc"] = enqueued + life
-    count = headers.get("x-delivery-count")
-    fields["delivery_count"] = min(int(count), 2**31 - 1) if isinstance(count, int) else 0
-    _take_death(fields, headers)
-    return BrokeredMessage(body, application_properties=_properties_of(headers), **fields)
-
-
-_LATEST = datetime.max.replace(tzinfo=UTC)
-
-
-def _take(fields: dict[str, Any], name: str, text: object) -> None:
-    if isinstance(text, str):
-        fields[name] = text[:MAX_ID_CHARACTERS] if name in BOUNDED_TEXTS else text
-
-
-def _life_of(expiration: object, exact_us: object) -> timedelta | None:
-    try:
-        if isinstance(exact_us, int):
-            life = timedelta(microseconds=exact_us)
-        elif isinstance(expiration, str):
-            life = timedelta(milliseconds=int(expiration))
-        else:
-            return None
-    except (OverflowError, ValueError):
-        return None
-    return life if life > timedelta(0) else None
-
-
-def _moment(seconds: object) -> datetime | None:
-    try:
-        return None if not isinstance(seconds, int) else datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, OSError, ValueError):
-        return None
-
-
-def _take_death(fields: dict[str, Any], headers: Mapping[str, Any]) -> None:
-    """Set the dead-letter reason, from the receiver or from RabbitMQ."""
-    deaths = headers.get("x-death")
-    if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict):
-        reason = str(deaths[0].get("reason"))
-        fields["dead_letter_reason"] = _REASONS.get(reason, reason)
-        fields["dead_letter_source"] = str(deaths[0].get("queue"))
-    for name, header in (
-        ("dead_letter_reason", REASON),
-        ("dead_letter_error_description", DESCRIPTION),
-        ("dead_letter_source", SOURCE),
-    ):
-        text = headers.get(header)
-        if isinstance(text, str):
-            fields[name] = text
-
-
-def _properties_of(headers: Mapping[str, Any]) -> dict[str, PropertyValue]:
-    types = _types_of(headers.get(TYPES))
-    found: dict[str, PropertyValue] = {}
-    for header, value in headers.items():
-        if header in _OWN or header.lower() in _ACTED_ON or header.lower().startswith(_SYSTEM):
-            continue
-        name = header.removeprefix(_ESCAPED)
-        taken = _read(value, types.get(name))
-        if taken is not None and 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
-            found[name] = taken
-    return found
-
-
-def _types_of(text: object) -> Mapping[str, object]:
-    try:
-        types = json.loads(text) if isinstance(text, str) else {}
-    except ValueError:
-        return {}
-    return types if isinstance(types, dict) else {}
-
-
-def _read(value: Any, kind: object) -> PropertyValue | None:
-    """Return the value of a header; a type that properties do not support becomes text."""
-    reader = _READERS.get(kind) if isinstance(kind, str) else None
-    if reader is not None and isinstance(value, str):
-        try:
-            typed: PropertyValue = reader(value)
-            property_child("value", typed)  # refuses a datetime without a time zone, for example
-        except (OverflowError, ValueError, InvalidArgumentError):
-            return value
-        return typed
-    if isinstance(value, bool | str | bytes):
-        return value
-    if isinstance(value, int):
-        return int(value)  # pika has its own type for long integers
-    if isinstance(value, datetime):
-        return value
-    if value is None:
-        return None
-    return json.dumps(value, default=str) if isinstance(value, dict | list) else str(value)
+def publication_of(properties: BasicProperties, body: bytes) -> Publication:
+    """Return a message with the properties of pika; they must have headers."""
+    encoded = b"".join(properties.encode())
+    at = _FLAGS.size
+    for text in (properties.content_type, properties.content_encoding):
+        if text is not None:
+            at += 1 + encoded[at]
+    start = at + _LENGTH.size
+    end = start + _LENGTH.unpack_from(encoded, at)[0]
+    return Publication(encoded[:at], encoded[start:end], encoded[end:], body, properties.type or "")

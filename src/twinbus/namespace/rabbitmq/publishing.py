@@ -324,16 +324,15 @@ class _PublishingRoute:
         is_topic = self._kind is EntityType.TOPIC
         if dispatch.publications is None:
             publications = dispatch.encode(is_topic)
+            frame_bytes = self._connection.frame_bytes
             for publication in publications:
-                check_frame(publication, self._connection.frame_bytes)
+                check_frame(publication, frame_bytes)
             dispatch.publications = publications
         publication = dispatch.publications[dispatch.next]
         method = self._method
         if is_topic:
-            key = publication.properties.type or ""
-            method = publish_method(channel.number, self.path, key)
-        publication.properties.headers[PUBLICATION] = self._number + 1
-        channel.publish(method, publication.properties, publication.body)
+            method = publish_method(channel.number, self.path, publication.key)
+        channel.publish(method, publication, self._number + 1)
         self._number += 1
         size = len(publication.body)
         self._unconfirmed[self._number] = _Unconfirmed(dispatch, size, dispatch.next)

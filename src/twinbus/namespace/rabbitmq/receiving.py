@@ -5,7 +5,7 @@ the queue. For more messages, or to wait, it adds a consumer with a prefetch of 
 and cancels it when the receive ends. So it takes no message from other consumers before a caller
 asked for it, and no message is counted as delivered without being received.
 
-A lock token is random and refers to a channel and a delivery tag. The lock lasts as long as the
+A lock token is a random key of the channel and the delivery tag. The lock lasts as long as the
 channel, because RabbitMQ has no lock duration. When a channel ends, its messages are requeued and
 their tokens become invalid. A channel whose consumer was cancelled before its prefetch was used up
 is not used again, because a late delivery may arrive on it. Such a channel is closed as soon as
@@ -13,15 +13,14 @@ none of its messages is locked; the late delivery is then requeued.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from os import urandom
+from struct import Struct
 from typing import Any
 
 import pyarrow as pa
 from pika import exceptions, spec
 
-from twinbus.clock import moment_us
 from twinbus.errors import (
     EntityNotFoundError,
     MessageLockLostError,
@@ -37,32 +36,18 @@ from twinbus.limits import (
     RABBITMQ_PREFETCH,
     SHOWN_LOST,
 )
-from twinbus.message import DELIVERY_SCHEMA, MESSAGE_SCHEMA, MessageState, to_batch
+from twinbus.message import LOCK_TOKEN
+from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
-from twinbus.namespace.rabbitmq.messages import Publication, dead_letter, received
+from twinbus.namespace.rabbitmq.framing import Content
+from twinbus.namespace.rabbitmq.messages import Publication, dead_letter
 from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of
 from twinbus.namespace.rabbitmq.topology import EntityType, find_entity
 from twinbus.protocol.commands import Disposition, Receive, ReceiveMode, Settle
 
-TOKEN_BYTES = 16
+_TOKEN = Struct(">8sQ")  # the key of the channel, the delivery tag
+_KEY_BYTES = 8
 _REQUEUES = (Disposition.ABANDON, Disposition.RELEASE)
-
-
-@dataclass(frozen=True, slots=True)
-class RabbitDelivery:
-    """A message that the broker has delivered and that is not yet acknowledged."""
-
-    tag: int
-    properties: Any  # BasicProperties
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Lock:
-    """The channel and the delivery of a lock token."""
-
-    inlet: "_ReceivingChannel"
-    delivery: RabbitDelivery
 
 
 class LockKeeper:
@@ -70,7 +55,8 @@ class LockKeeper:
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection
-        self._locks: dict[bytes, _Lock] = {}
+        self._locked: dict[bytes, _ReceivingChannel] = {}  # by key: channels with locked messages
+        self._count = 0  # of locked messages
         self._bytes = 0  # size of the locked bodies
         self._free: dict[str, _ReceivingChannel] = {}  # by path: an open channel without a receive
         self._sizes: dict[str, float] = {}  # by path: average size of recent messages
@@ -88,19 +74,23 @@ class LockKeeper:
             raise
         self._note_size(command.path, deliveries)
         if command.mode is ReceiveMode.RECEIVE_AND_DELETE:
-            inlet.acknowledge(deliveries)
-            tokens: list[bytes | None] = [None] * len(deliveries)
+            inlet.acknowledge(_tags(deliveries))
+            tokens = pa.nulls(len(deliveries), LOCK_TOKEN)
         else:
-            tokens = [self._lock(inlet, delivery) for delivery in deliveries]
+            tokens = self._lock(inlet, deliveries)
         self._put_back(inlet)
-        return delivered(deliveries, tokens)
+        try:
+            return delivered(deliveries, tokens)
+        except exceptions.AMQPError:  # malformed: nothing behind it can be trusted
+            self._connection.drop()
+            raise
 
     def _most(self, command: Receive) -> int:
         """Return how many messages a receive may fetch within all bounds."""
-        room = RABBITMQ_LOCKS - len(self._locks)
+        room = RABBITMQ_LOCKS - self._count
         if room <= 0 or self._bytes >= RABBITMQ_LOCKED_BYTES:
             raise QuotaExceededError(
-                f"{len(self._locks)} messages with {self._bytes} bytes are unsettled; at most "
+                f"{self._count} messages with {self._bytes} bytes are unsettled; at most "
                 f"{RABBITMQ_LOCKS} and {RABBITMQ_LOCKED_BYTES} are allowed. Settle messages first"
             )
         average = max(self._sizes.get(command.path, 1.0), 1.0)
@@ -123,10 +113,10 @@ class LockKeeper:
             if (wait_s or deliveries) and wanted > 0 and _has_room(deliveries, limit):
                 await inlet.consume(deliveries, wanted, wait_s, limit)
         except BaseException:
-            inlet.give_back(deliveries)
+            inlet.give_back(_tags(deliveries))
             raise
         excess = _excess(deliveries, limit)
-        inlet.give_back(excess)
+        inlet.give_back(_tags(excess))
         return deliveries[: len(deliveries) - len(excess)]
 
     async def _take_inlet(self, path: str) -> "_ReceivingChannel":
@@ -137,7 +127,7 @@ class LockKeeper:
             raise not_found(path)
         inlet = _ReceivingChannel(path, await self._connection.open_channel())
         ended = inlet
-        inlet.channel.on_end(lambda _reason: self._forget(ended.tokens))
+        inlet.channel.on_end(lambda _reason: self._forget(ended, list(ended.locked)))
         return inlet
 
     def _put_back(self, inlet: "_ReceivingChannel") -> None:
@@ -159,51 +149,59 @@ class LockKeeper:
 
     # -- locks ---------------------------------------------------------------------------------
 
-    def _lock(self, inlet: "_ReceivingChannel", delivery: RabbitDelivery) -> bytes:
-        token = urandom(TOKEN_BYTES)
-        self._locks[token] = _Lock(inlet, delivery)
-        self._bytes += len(delivery.body)
-        inlet.tokens[token] = delivery.tag
-        return token
+    def _lock(self, inlet: "_ReceivingChannel", deliveries: Sequence[RabbitDelivery]) -> pa.Array:
+        """Return the lock tokens of deliveries."""
+        key = inlet.key
+        for delivery in deliveries:
+            inlet.locked[delivery.tag] = delivery.encoded, delivery.body
+            self._bytes += len(delivery.body)
+        self._count += len(deliveries)
+        self._locked[key] = inlet
+        return pa.array([_TOKEN.pack(key, delivery.tag) for delivery in deliveries], LOCK_TOKEN)
 
-    def _forget(self, tokens: Iterable[bytes]) -> None:
-        for token in list(tokens):
-            lock = self._locks.pop(token, None)
-            if lock is not None:
-                self._bytes -= len(lock.delivery.body)
-                lock.inlet.tokens.pop(token, None)
+    def _forget(self, inlet: "_ReceivingChannel", tags: Iterable[int]) -> None:
+        for tag in tags:
+            _, body = inlet.locked.pop(tag)
+            self._count -= 1
+            self._bytes -= len(body)
+        if not inlet.locked:
+            self._locked.pop(inlet.key, None)
 
-    def locked(self, command: Settle) -> dict[bytes, Publication]:
-        """Return the messages of the valid tokens, in a form that can be published again."""
-        found = {}
-        for token in command.lock_tokens.to_pylist():
-            lock = self._locks.get(token)
-            if lock is not None and lock.inlet.path == command.path:
-                publication = Publication(lock.delivery.properties, lock.delivery.body)
-                dead_letter(publication, command.path, command.reason, command.description)
-                found[token] = publication
-        return found
+    def _find(self, command: Settle) -> tuple[dict["_ReceivingChannel", list[int]], list[bytes]]:
+        """Return the delivery tags of valid tokens by channel, and the tokens of lost locks."""
+        found: dict[_ReceivingChannel, list[int]] = {}
+        lost = []
+        for token in dict.fromkeys(command.lock_tokens.to_pylist()):  # the same one twice is one
+            key, tag = _TOKEN.unpack(token)
+            inlet = self._locked.get(key)
+            if inlet is None or tag not in inlet.locked or inlet.path != command.path:
+                lost.append(token)
+            else:
+                found.setdefault(inlet, []).append(tag)
+        return found, lost
+
+    def copies(self, command: Settle) -> list[Publication]:
+        """Return the messages of the valid tokens, as they are published as dead letters."""
+        found, _ = self._find(command)
+        path, reason, text = command.path, command.reason, command.description
+        return [
+            dead_letter(*inlet.locked[tag], path, reason, text)
+            for inlet, tags in found.items()
+            for tag in tags
+        ]
 
     async def settle(self, command: Settle) -> None:
         """Settle messages, and wait until the broker has read it; raise if locks were lost.
 
         The other messages are settled anyway. DEAD_LETTER requires that a copy was published.
         """
-        tokens = dict.fromkeys(command.lock_tokens.to_pylist())  # the same one twice settles once
-        groups: dict[_ReceivingChannel, list[RabbitDelivery]] = {}
-        lost = []
-        for token in tokens:
-            lock = self._locks.get(token)
-            if lock is None or lock.inlet.path != command.path:
-                lost.append(token)
-            else:
-                self._forget([token])
-                groups.setdefault(lock.inlet, []).append(lock.delivery)
-        for inlet, deliveries in groups.items():
+        groups, lost = self._find(command)
+        for inlet, tags in groups.items():
+            self._forget(inlet, tags)
             if command.disposition in _REQUEUES:
-                inlet.give_back(deliveries)
+                inlet.give_back(tags)
             else:
-                inlet.acknowledge(deliveries)
+                inlet.acknowledge(tags)
         for inlet in groups:
             await inlet.wait_until_read()
             inlet.close_if_unused()
@@ -220,6 +218,10 @@ def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:
         "channel ended, in which case RabbitMQ delivers them again",
         lock_tokens=[token.hex() for token in tokens[:SHOWN_LOST]],
     )
+
+
+def _tags(deliveries: Sequence[RabbitDelivery]) -> list[int]:
+    return [delivery.tag for delivery in deliveries]
 
 
 def _has_room(deliveries: Sequence[RabbitDelivery], limit: int) -> bool:
@@ -242,22 +244,39 @@ class _ReceivingChannel:
     def __init__(self, path: str, channel: BrokerChannel) -> None:
         self.path = path
         self.channel = channel
-        self.tokens: dict[bytes, int] = {}  # locks on the channel: token to delivery tag
+        self.key = urandom(_KEY_BYTES)  # the beginning of its lock tokens
+        self.locked: dict[int, tuple[bytes, bytes]] = {}  # delivery tag -> properties and body
         self.is_retired = False  # must not be used for another receive
-        self._fetching: asyncio.Future[Any] | None = None
+        self._fetching: asyncio.Future[Content | None] | None = None
+        self._consumer = b""  # tag of the current consumer
+        self._on_delivery: Callable[[Content], None] = self._take_late
         self._open_tags: set[int] = set()  # unsettled deliveries
         self._prefetch = 0  # the current setting for the next consumer
+        channel.read(self._arrived)
         channel.pika.add_callback(self._nothing, [spec.Basic.GetEmpty], one_shot=False)
         channel.pika.add_on_cancel_callback(self._cancelled)
         self._cancel: asyncio.Future[None] | None = None  # fails if the broker cancels
+
+    def _arrived(self, content: Content) -> None:
+        if content.consumer is None:
+            if self._fetching is not None and not self._fetching.done():
+                self._fetching.set_result(content)
+        elif content.consumer == self._consumer:
+            self._on_delivery(content)
+        else:
+            self._take_late(content)
+
+    def _take_late(self, content: Content) -> None:
+        """Requeue a message that arrived after its receive had ended."""
+        self.channel.pika.basic_nack(content.tag)
 
     async def fetch(self, deliveries: list[RabbitDelivery]) -> int:
         """Fetch a message; return how many more there are, or -1 if there was none."""
         self._fetching = asyncio.get_running_loop().create_future()
         fetching = self._fetching
         try:
-            self.channel.pika.basic_get(self.path, self._got)
-            found = await self.channel.answer_to(fetching)
+            self.channel.fetch(self.path)
+            found: Content | None = await self.channel.answer_to(fetching)
         except exceptions.ChannelClosedByBroker as error:
             raise refusal_of(error, self.path) from error
         except asyncio.CancelledError:
@@ -267,23 +286,17 @@ class _ReceivingChannel:
             self._fetching = None
         if found is None:
             return -1
-        method, properties, body = found
-        self._take(deliveries, method.delivery_tag, properties, body)
-        return int(method.message_count)
-
-    def _got(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        if self._fetching is not None and not self._fetching.done():
-            self._fetching.set_result((method, properties, body))
+        self._take(deliveries, found)
+        return found.left
 
     def _nothing(self, _frame: Any) -> None:
         if self._fetching is not None and not self._fetching.done():
             self._fetching.set_result(None)
 
-    def _take(
-        self, deliveries: list[RabbitDelivery], tag: int, properties: Any, body: bytes
-    ) -> None:
+    def _take(self, deliveries: list[RabbitDelivery], content: Content) -> None:
+        _, tag, _, encoded, body = content
         self._open_tags.add(tag)
-        deliveries.append(RabbitDelivery(tag, properties, body))
+        deliveries.append(RabbitDelivery(tag, encoded, body))
 
     async def consume(
         self, deliveries: list[RabbitDelivery], wanted: int, wait_s: float, max_bytes: int
@@ -295,11 +308,12 @@ class _ReceivingChannel:
         patience = RABBITMQ_KNOWN_GATHER_S if deliveries else RABBITMQ_GATHER_S
         size = sum(len(delivery.body) for delivery in deliveries)
 
-        def take(_channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        def take(content: Content) -> None:
             nonlocal size
-            size += len(body)
-            self._take(deliveries, method.delivery_tag, properties, body)
-            arrived.set()
+            size += len(content.body)
+            self._take(deliveries, content)
+            if len(deliveries) in (1, full_at) or size >= max_bytes:
+                arrived.set()  # waking the receive for each message would cost more than reading it
 
         self._cancel = loop.create_future()
         tag: str | None = None
@@ -307,17 +321,20 @@ class _ReceivingChannel:
             if wanted != self._prefetch:
                 await self.channel.call("basic_qos", prefetch_count=wanted)
                 self._prefetch = wanted
-            tag = self.channel.pika.basic_consume(self.path, take)
+            tag = self.channel.consume(self.path)
+            self._consumer, self._on_delivery = tag.encode(), take
             if not deliveries:
                 await self._arrival(arrived, wait_s)
-            while deliveries and len(deliveries) < full_at and size < max_bytes:
+            before = 0
+            while before < len(deliveries) < full_at and size < max_bytes:
+                before = len(deliveries)
                 arrived.clear()
-                if not await self._arrival(arrived, patience):
-                    break
+                await self._arrival(arrived, patience)
             tag = await self._end_consumer(tag, is_full=len(deliveries) >= full_at)
         except exceptions.ChannelClosedByBroker as error:
             raise refusal_of(error, self.path) from error
         finally:
+            self._consumer, self._on_delivery = b"", self._take_late
             if len(deliveries) < full_at:
                 self.is_retired = True
             if tag is not None and self.channel.is_open and not self._cancel.done():
@@ -344,8 +361,8 @@ class _ReceivingChannel:
         await self.channel.answer_to(ended)
         return None
 
-    async def _arrival(self, arrived: asyncio.Event, seconds: float) -> bool:
-        """Wait for a delivery; return whether one arrived. Raise if the queue or channel ends."""
+    async def _arrival(self, arrived: asyncio.Event, seconds: float) -> None:
+        """Wait for deliveries; raise if the queue or channel ends."""
         assert self._cancel is not None
         waiting = asyncio.ensure_future(arrived.wait())
         ending = asyncio.ensure_future(self.channel.answer_to(self._cancel))
@@ -355,7 +372,6 @@ class _ReceivingChannel:
             )
             if ending.done():
                 ending.result()  # raises
-            return arrived.is_set()
         finally:
             waiting.cancel()
             if not ending.done():
@@ -373,27 +389,26 @@ class _ReceivingChannel:
 
     # -- settling ------------------------------------------------------------------------------
 
-    def acknowledge(self, deliveries: Sequence[RabbitDelivery]) -> None:
+    def acknowledge(self, tags: Sequence[int]) -> None:
         """Acknowledge messages."""
-        self._answer(deliveries, "basic_ack")
+        self._answer(tags, "basic_ack")
 
-    def give_back(self, deliveries: Sequence[RabbitDelivery]) -> None:
+    def give_back(self, tags: Sequence[int]) -> None:
         """Requeue messages."""
-        self._answer(deliveries, "basic_nack")
+        self._answer(tags, "basic_nack")
 
-    def _answer(self, deliveries: Sequence[RabbitDelivery], method: str) -> None:
-        """Settle deliveries: with one frame if no other delivery before the last is open."""
-        if not deliveries or not self.channel.is_open:
+    def _answer(self, tags: Sequence[int], method: str) -> None:
+        """Settle deliveries: those before every other open delivery with one frame."""
+        if not tags or not self.channel.is_open:
             return
         answer = getattr(self.channel.pika, method)
-        tags = {delivery.tag for delivery in deliveries}
-        last = max(tags)
-        if len(tags) > 1 and not any(tag <= last for tag in self._open_tags - tags):
-            answer(last, multiple=True)
-        else:
-            for tag in sorted(tags):
-                answer(tag)
-        self._open_tags -= tags
+        self._open_tags.difference_update(tags)
+        first_open = min(self._open_tags, default=max(tags) + 1)
+        together = [tag for tag in tags if tag < first_open]
+        if together:
+            answer(max(together), multiple=True)
+        for tag in sorted(tag for tag in tags if tag > first_open):
+            answer(tag)
 
     async def wait_until_read(self) -> None:
         """Wait until the broker has read everything that was written to the channel."""
@@ -405,38 +420,5 @@ class _ReceivingChannel:
 
     def close_if_unused(self) -> None:
         """Close a retired channel without locked messages."""
-        if self.is_retired and not self.tokens:
+        if self.is_retired and not self.locked:
             self.channel.close()
-
-
-# -- as columns ------------------------------------------------------------------------------------
-
-
-def delivered(
-    deliveries: Sequence[RabbitDelivery], tokens: Sequence[bytes | None]
-) -> pa.RecordBatch:
-    """Return deliveries as a batch of DELIVERY_SCHEMA."""
-    messages = [received(delivery.properties, delivery.body) for delivery in deliveries]
-    batch = to_batch(messages)
-    count = len(messages)
-    extra = {
-        "sequence_number": [0] * count,
-        "enqueued_time_utc": [_us(message.enqueued_time_utc) for message in messages],
-        "expires_at_utc": [_us(message.expires_at_utc) for message in messages],
-        "delivery_count": [message.delivery_count for message in messages],
-        "lock_token": list(tokens),
-        "locked_until_utc": [None] * count,
-        "state": [int(MessageState.ACTIVE)] * count,
-        "dead_letter_reason": [message.dead_letter_reason for message in messages],
-        "dead_letter_error_description": [
-            message.dead_letter_error_description for message in messages
-        ],
-        "dead_letter_source": [message.dead_letter_source for message in messages],
-    }
-    columns = [batch.column(name) for name in MESSAGE_SCHEMA.names]
-    columns += [pa.array(extra[name], DELIVERY_SCHEMA.field(name).type) for name in extra]
-    return pa.RecordBatch.from_arrays(columns, schema=DELIVERY_SCHEMA)
-
-
-def _us(moment: Any) -> int | None:
-    return None if moment is None else moment_us(moment)

@@ -6,12 +6,14 @@ second connection are not affected. The third is for pings.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import pyarrow as pa
 
+from twinbus import compute as pc
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.entities import DEAD_LETTER_SUFFIX, SUBSCRIPTIONS
@@ -27,10 +29,21 @@ from twinbus.errors import (
 from twinbus.limits import (
     MAX_BATCH_MESSAGES,
     MAX_CLOSE_WAIT,
+    MAX_ID_CHARACTERS,
     PING_CONTENT_TYPE,
     SECOND_US,
 )
-from twinbus.message import BrokeredMessage, conform, rows_of
+from twinbus.message import (
+    APPLICATION_FIELDS,
+    BOUNDED_TEXTS,
+    BrokeredMessage,
+    application_values,
+    byte_lengths,
+    check_values,
+    columns_in_use,
+    conform,
+    values_of,
+)
 from twinbus.namespace.rabbitmq.connections import BrokerConnection
 from twinbus.namespace.rabbitmq.messages import Publication, published
 from twinbus.namespace.rabbitmq.probing import Prober
@@ -183,15 +196,15 @@ class CommandRunner:
             connection.write()
 
     def _begin_send(self, job: RabbitJob, command: Send) -> None:
-        messages = _messages_of(command)
+        rows = _rows_of(command)
         path = command.path
-        kept = [at for at, message in enumerate(messages) if not _is_ping(message)]
+        kept = [at for at, row in enumerate(rows) if row[_CONTENT_TYPE] != PING_CONTENT_TYPE]
         for at in kept:
-            if messages[at].session_id is not None:
+            if rows[at][_SESSION] is not None:
                 raise unsupported(NAME, Capability.SESSIONS, "a message with a session_id")
-            if messages[at].scheduled_enqueue_time_utc is not None:
+            if rows[at][_SCHEDULE] is not None:
                 raise unsupported(NAME, Capability.SCHEDULING, "a scheduled message")
-        receipt = SendReceipt([0] * len(messages))
+        receipt = SendReceipt([0] * len(rows))
         if not kept:
             job.task = asyncio.create_task(self._run(job, lambda: self._ping(path, receipt)))
             return
@@ -201,8 +214,8 @@ class CommandRunner:
 
         def encode(to_topic: bool) -> list[Publication]:  # noqa: FBT001 - as Publisher calls it
             now_s = self._clock.wall_us() // SECOND_US
-            named = _named(messages, command.origin)
-            return [published(messages[at], *named[at], now_s, to_topic=to_topic) for at in kept]
+            named = _named(rows, command.origin)
+            return [published(rows[at], *named[at], now_s, to_topic=to_topic) for at in kept]
 
         def on_result(error: MessagingError | None) -> None:
             if error is None:
@@ -235,7 +248,7 @@ class CommandRunner:
 
     async def _publish_dead_letters(self, command: Settle) -> None:
         """Publish copies to the dead-letter queue; only then may the messages be acknowledged."""
-        copies = list(self._keeper.locked(command).values())
+        copies = self._keeper.copies(command)
         if not copies:
             return
         path = command.path
@@ -333,12 +346,14 @@ _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
 # -- messages of a send ----------------------------------------------------------------------------
 
 
-def _is_ping(message: BrokeredMessage) -> bool:
-    return message.content_type == PING_CONTENT_TYPE
+_ID, _SESSION, _CONTENT_TYPE, _SCHEDULE = map(
+    APPLICATION_FIELDS.index,
+    ("message_id", "session_id", "content_type", "scheduled_enqueue_time_utc"),
+)
 
 
-def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
-    """Return the messages of a send; a message without an id stays without one."""
+def _rows_of(command: Send) -> list[tuple[Any, ...]]:
+    """Return the values of APPLICATION_FIELDS of each message of a send."""
     messages = command.messages
     count = messages.num_rows if isinstance(messages, pa.RecordBatch) else len(messages)
     if not 0 < count <= MAX_BATCH_MESSAGES:
@@ -350,23 +365,40 @@ def _messages_of(command: Send) -> Sequence[BrokeredMessage]:
             f"the origin has {len(command.origin.numbers)} numbers for {count} messages; they must "
             "be equal"
         )
-    if not isinstance(messages, pa.RecordBatch):
-        return messages
-    rows = rows_of(conform(messages))
-    return [BrokeredMessage(**{"message_id": None, **fields}) for fields in rows]
+    if isinstance(messages, pa.RecordBatch):
+        return _values_of(conform(messages))
+    return [application_values(message) for message in messages]
 
 
-def _named(
-    messages: Sequence[BrokeredMessage], origin: Origin | None
-) -> list[tuple[str, str | None]]:
+def _values_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """Return the rows of a batch, or raise the error of a message that no object could be."""
+    columns = columns_in_use(batch)
+    check_values(columns)
+    rows = list(values_of(batch))
+    if _is_doubtful(columns):
+        for row in rows:
+            BrokeredMessage(*row)
+    return rows
+
+
+def _is_doubtful(columns: Mapping[str, pa.Array]) -> bool:
+    """Whether a value may be outside of the bounds of its field."""
+    texts = [columns[name] for name in BOUNDED_TEXTS if name in columns]
+    lives = columns.get("time_to_live")
+    return any(byte_lengths(text).max() > MAX_ID_CHARACTERS for text in texts) or (
+        lives is not None and pc.min(lives.cast(pa.int64())).as_py() <= 0
+    )
+
+
+def _named(rows: Sequence[Sequence[Any]], origin: Origin | None) -> list[tuple[str, str | None]]:
     """Return the id and the origin text of each message."""
     if origin is None:
-        return [(message.message_id or uuid4().hex, None) for message in messages]
+        return [(row[_ID] or uuid4().hex, None) for row in rows]
     known = origin.best_known
+    source, numbers = known.source, known.numbers
+    if isinstance(numbers, np.ndarray):
+        numbers = numbers.tolist()
     return [
-        (
-            message.message_id or message_id_of(known.source, int(number)),
-            f"{known.source}:{number}",
-        )
-        for message, number in zip(messages, known.numbers, strict=True)
+        (row[_ID] or message_id_of(source, number), f"{source}:{number}")
+        for row, number in zip(rows, numbers, strict=True)
     ]
