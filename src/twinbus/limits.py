@@ -286,9 +286,6 @@ REPORT_TASK_ROWS: Final = 50_000  # fewer are not divided: a task takes some tim
 FILE_WEIGHT: Final = 1_000  # rows that are read in the time in which a file is opened
 SURVEY_TRIES: Final = 5  # looks at ledgers while files of them are merged or deleted, once a day
 REPORT_TRIES: Final = 5  # of a report whose files were merged or deleted while Spark read them
-LONG_RUN: Final = 16  # shorter intervals are expanded to one row per number
-RUN_BUCKET_BITS: Final = 10  # long intervals are joined by buckets of 1024 sequence numbers
-BROADCAST_ROWS: Final = 1_000_000  # sent to every task: 100 MB; more are shuffled
 BLOCK_BITS: Final = 16  # a queue is divided into blocks of 65,536 numbers, which tasks share
 FLOW_STEPS: Final = 101  # of the chart of diverted messages
 LEAST_DELAY, DELAY_STEPS = -10, 48  # powers of two of a second: from a millisecond to 4000 years
@@ -298,7 +295,6 @@ REPORT_TASKS: Final = 64  # whose sums are in the memory of the driver at once, 
 REPORT_LISTED: Final = 1_000  # outages, and destinations of transfers: a page has no space for more
 REPORT_SUSPECTS: Final = 100  # the first; a person reads no more
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
-PERCENTILE_ACCURACY: Final = 10_000  # of Spark's estimate: an error of a hundredth of a percent
 CHART_LANES: Final = 20  # of one chart; a reader cannot distinguish more
 CHART_LETTERS: Final = 40  # of a name in a chart
 

@@ -18,6 +18,7 @@ from twinbus.cost.detours import answer
 from twinbus.cost.exchange import Tally
 from twinbus.cost.facts import Account, Facts, accounts_of, facts_in, ledger_of
 from twinbus.cost.identities import look_up
+from twinbus.cost.pieces import FilePiece, cut
 from twinbus.cost.places import STATUSES, decide, scatter
 from twinbus.ledger import SCHEMAS, LedgerKind
 
@@ -199,3 +200,42 @@ def test_a_reconciliation_finds_what_a_model_finds(history: dict[str, Any]) -> N
     assert found.statuses == statuses
     assert found.suspects == suspects
     assert sum(row.moved for row in found.transfers) == len(history["moved"])
+
+
+def test_a_queue_with_almost_all_messages_is_in_all_buckets() -> None:
+    count, buckets = 40 * 2**16, 4
+    firsts = range(1, count, 2**15)
+    piece = Rows(LedgerKind.MESSAGES, HOME, [message("accepted", n, n, n) for n in firsts])
+    accounts = [Account()]
+    facts = Facts.of([facts_in([piece], accounts)], ["home"], accounts)
+    sizes = Counter(bucket for bucket, _ in scatter([piece], facts, buckets))
+    assert set(sizes) == set(range(buckets))
+    found = reconciled([piece], buckets)
+    assert found.statuses == {(HOME, "waiting"): len(firsts)}
+
+
+def test_a_long_interval_is_counted_in_every_block_and_not_expanded() -> None:
+    rows = [
+        message("accepted", 10**9, MINUTE, 2, message_id="last"),
+        message("standing", 1, MINUTE, 3, last=10**9),
+        message("inventory", 0, MINUTE, 3, path="", number=0),
+    ]
+    found = reconciled([Rows(LedgerKind.MESSAGES, HOME, rows)], 3)
+    assert found.statuses == {(HOME, "older"): 10**9 - 1, (HOME, "waiting"): 1}
+    assert not found.suspects
+
+
+def test_files_are_divided_into_tasks_by_their_row_groups() -> None:
+    files = [
+        FilePiece(LedgerKind.MESSAGES, 0, False, f"{at}", groups)
+        for at, groups in enumerate([(100_000,) * 7, (), (5,), (100_000, 30)])
+    ]
+    tasks = cut(files, 3)
+    assert len(tasks) == 3
+    read = Counter(
+        (piece.path, group) for task in tasks for piece in task
+        for group, rows in enumerate(piece.groups) if rows
+    )  # fmt: skip
+    assert read == {(f.path, group): 1 for f in files for group in range(len(f.groups))}
+    sizes = [sum(piece.rows for piece in task) for task in tasks]
+    assert max(sizes) <= 2 * min(sizes)

@@ -302,7 +302,6 @@ class _Segments:
     ended: Int64s
     is_present: npt.NDArray[np.bool_]
     accepted: Int64s  # how many of its numbers were accepted
-    older: Int64s  # how many are below the first number that was accepted
 
     @classmethod
     def of(cls, first: Int64s, end: Int64s, intervals: pa.Table) -> "_Segments":
@@ -320,7 +319,6 @@ class _Segments:
             np.full(count, NOTHING),
             np.full(count, NOTHING),
             np.zeros(count, bool),
-            np.zeros(count, np.int64),
             np.zeros(count, np.int64),
         )
         is_end = ending[which] != PRESENT
