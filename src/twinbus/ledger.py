@@ -24,7 +24,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from functools import partial
@@ -430,6 +430,7 @@ class Footer:
     version: int
     rows: int
     replaces: frozenset[str] = frozenset()  # names of files whose rows it has as well
+    groups: tuple[int, ...] = field(default=(), compare=False)  # rows of each row group
 
 
 def read_footer(path: Path) -> Footer | str:
@@ -460,4 +461,5 @@ def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
         return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
     if columns != schema:
         return f"damaged: its columns are not those of {kind} in version {version}"
-    return Footer(kind, version, found.num_rows, merging.replaced_by(metadata))
+    groups = tuple(found.row_group(group).num_rows for group in range(found.num_row_groups))
+    return Footer(kind, version, found.num_rows, merging.replaced_by(metadata), groups)

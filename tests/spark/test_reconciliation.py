@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
-from twinbus.cost import frames
+from twinbus.cost import reconciliation
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.reconciliation import Reconciliation
@@ -365,7 +365,7 @@ SUSPECTS = {
 def test_few_suspects_in_the_driver_and_many_in_spark_are_found_alike(
     spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch, local_rows: int
 ) -> None:
-    monkeypatch.setattr(frames, "LOCAL_ROWS", local_rows)
+    monkeypatch.setattr(reconciliation, "LOCAL_ROWS", local_rows)
     write_suspects(books)
     report = books.report(spark)
     assert named(report) == SUSPECTS
@@ -376,13 +376,18 @@ def test_the_search_for_messages_that_are_not_home_reads_each_ledger_once(
     spark: SparkSession, books: Books
 ) -> None:
     write_suspects(books)
-    surveyed = survey(books.write())
-    session = spark.newSession()
-    session.conf.set("spark.sql.shuffle.partitions", "2")
-    messages = frames.frame(session, surveyed, LedgerKind.MESSAGES)
-    transfers = frames.frame(session, surveyed, LedgerKind.TRANSFERS)
-    with Reconciliation(messages, surveyed.ledgers) as found:
-        suspects = found.suspects(transfers, messages)
-        assert suspects is not None
-        plan = suspects._jdf.queryExecution().executedPlan().toString()
-    assert plan.count("FileScan") == len(surveyed.files[LedgerKind.MESSAGES])
+    folders = books.write()
+    context = spark.sparkContext
+    context.setJobGroup("reconciliation", "counted by this test")
+    try:
+        found = Reconciliation(spark, survey(folders))
+        suspects = [*found.suspects()]
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    assert sum(map(len, suspects)) == len(SUSPECTS)
+    tracker = context.statusTracker()
+    jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup("reconciliation")]
+    # The first job reads what ledgers state, the second their messages. A stage that reads has no
+    # stage before it, so it is the first of its job.
+    stages = sorted(len(job.stageIds) for job in jobs if job is not None)
+    assert stages == [1, 4]

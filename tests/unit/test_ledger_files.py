@@ -477,7 +477,7 @@ def test_the_small_files_of_a_finished_day_become_one(tmp_path: Path, ledger: Le
     assert merged.until == (NOON + timedelta(minutes=4)).isoformat()
     assert stat.S_IMODE(merged.path.stat().st_mode) == 0o600
     found = survey([tmp_path])
-    assert (found.count(KIND), found.rows[KIND]) == (2, 18)
+    assert (found.count(KIND), found.rows(KIND)) == (2, 18)
 
 
 def test_large_files_of_a_finished_day_stay_as_they_are(ledger: Ledger) -> None:
@@ -496,10 +496,10 @@ def test_rows_count_once_while_merged_files_are_not_deleted_yet(
     write(ledger, NOON + DAY)
     for path, content in contents.items():
         path.write_bytes(content)  # a kill came before they were deleted
-    assert survey([tmp_path]).rows[KIND] == 12
+    assert survey([tmp_path]).rows(KIND) == 12
     write(Ledger(tmp_path, KIND, RETENTION), NOON + DAY)  # another start of the broker
     assert not any(path.exists() for path in before)
-    assert survey([tmp_path]).rows[KIND] == 15
+    assert survey([tmp_path]).rows(KIND) == 15
 
 
 def test_files_that_are_merged_while_they_are_looked_at_are_listed_again(
@@ -520,7 +520,7 @@ def test_files_that_are_merged_while_they_are_looked_at_are_listed_again(
     monkeypatch.setattr(survey_module, "_look", merge_first)
     monkeypatch.setattr(survey_module, "LEDGER_READERS", 1)
     found = survey([tmp_path])
-    assert (found.count(KIND), found.rows[KIND], found.left_out) == (2, 12, [])
+    assert (found.count(KIND), found.rows(KIND), found.left_out) == (2, 12, [])
 
 
 def test_a_damaged_file_keeps_its_day_from_being_merged(tmp_path: Path, ledger: Ledger) -> None:

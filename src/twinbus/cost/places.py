@@ -1,383 +1,628 @@
 """The places of messages: when each message was accepted, how it ended, and whether it is present.
 
-A place is a ledger, the number of a queue and a sequence number. This part of the reconciliation
-processes every message, so its rows contain only numbers: strings in an aggregate make Spark sort.
-Ledger and queue are packed into one number, a message id is a hash. Ledgers list messages that
-ended, and messages that are present, as intervals of sequence numbers:
+A place is a queue, as packed in `facts`, and a sequence number. Ledgers list messages that ended,
+and messages that are present, as intervals of numbers. Intervals are not expanded: their ends cut
+the numbers of a queue into segments, and all places in a segment ended alike. A message is looked
+up in the segments; numbers of a segment without an accepted message are only counted.
 
-    short intervals      become one row per number, and are grouped with the accepted messages
-    long intervals       are split at the bounds of buckets, and joined by bucket and range; they
-                         are not expanded. Long intervals that overlap are treated as short ones
-
-Numbers of long intervals without an accepted message have no row to join. So the joined rows are
-counted: an interval with more numbers than joined rows is expanded.
+`scatter` runs where ledgers are read, and divides their rows by bucket: by the path of the queue
+and the block of 65,536 numbers, so that a large queue is in many buckets. `Places` runs in each
+bucket and decides the status of every place in it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as f
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
+from twinbus.cost.exchange import (
+    DEAD,
+    HOME,
+    SCHEMAS,
+    Inbox,
+    Item,
+    Kind,
+    Tally,
+    by_bucket,
+    mixed,
+    text_hashes,
+)
+from twinbus.cost.facts import (
+    BEFORE,
+    CURRENT,
+    VOID,
+    Facts,
+    era_of,
+    integers,
+    is_backlog_queue,
+    is_dead_letter_queue,
+    ledger_of,
+    moments,
+    queue_keys,
+)
+from twinbus.cost.outages import drained_in
+from twinbus.cost.pieces import Piece, codes_of
 from twinbus.ledger import (
     ACCEPTED,
-    BEGUN,
+    DEAD_LETTERED,
     DELETED,
     ENDED,
     ENDINGS,
-    GAP,
-    INVENTORY,
-    RESTORED,
+    MOVED,
     STANDING,
+    LedgerKind,
 )
-from twinbus.limits import BROADCAST_ROWS, LEDGER_RUN, LONG_RUN, RUN_BUCKET_BITS
+from twinbus.ledger import SCHEMAS as LEDGERS
+from twinbus.limits import BLOCK_BITS, DELAY_STEPS, FLOW_STEPS, LEAST_DELAY, REPORT_PARTITION_ROWS
+from twinbus.message import Int64s
 
-PLACE = ("queue", "sequence_number")
-_NUMBER_BITS, _VOID_BITS = 32, 1  # of a packed queue, from the right; the ledger has the others
-_ENDS = sorted((*ENDINGS, ENDED))  # an ending's code is its index; the lowest takes precedence
-_ENDING = ("ending", "ended", "ended_record")
-_STATED = (BEGUN, GAP, RESTORED, INVENTORY)
+ENDS = sorted((*ENDINGS, ENDED))  # an ending's code is its index; the lowest takes precedence
+WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
+MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
+DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
+COMPLETED = "completed"
+STATUSES = (
+    *ENDS, DELETED, WAITING, OLDER, UNTOLD, AGAIN,
+    MISSING, PRESENT_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST,
+)  # fmt: skip
+CODES = {status: code for code, status in enumerate(STATUSES)}
+HAS_LEFT = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # it is no copy
+PRESENT = 100  # in place of an ending
+NOTHING = np.iinfo(np.int64).max  # where a record or time is missing
+_NO_ENDING = 127
+_NOT_COUNTED = -1  # a message of an earlier log or day
+_LEFT_CODES = [CODES[status] for status in HAS_LEFT] + [_NOT_COUNTED]
+_MESSAGE_COLUMNS = ("at", "event", "path", "number", "first", "last", "message_id", "record")
+_ACCEPTED = -2
+_EVENTS = {ACCEPTED: _ACCEPTED, STANDING: PRESENT} | {end: code for code, end in enumerate(ENDS)}
+_TRANSFER_COLUMNS = tuple(LEDGERS[LedgerKind.TRANSFERS].names)
+_RESULTS = {DEAD_LETTERED: DEAD, MOVED: HOME}
+
+# What is asked about a message, as bits.
+IS_HOME, IS_COPY, IS_LOST, IS_AGAIN, HAS_LEFT_BACKLOG, HAS_ARRIVED = (1 << bit for bit in range(6))
 
 
-def is_backlog_queue(path: str) -> bool:
-    """Return whether a path is that of a backlog queue or its dead-letter queue."""
-    return BACKLOG_INFIX in path.lower()
+# -- where ledgers are read ------------------------------------------------------------------------
 
 
-def is_dead_letter_queue(path: str) -> bool:
-    """Return whether a path is that of a dead-letter queue."""
-    return path.lower().endswith(DEAD_LETTER_SUFFIX.lower())
+def scatter(pieces: Iterable[Piece], facts: Facts, buckets: int) -> Iterator[Item]:
+    """Read pieces and divide their rows by the buckets of their places."""
+    pending: dict[Kind, list[pa.Table]] = {
+        kind: [] for kind in (Kind.TRANSFER, Kind.ACCEPTED, Kind.INTERVAL)
+    }
+    count = 0
+    for piece in pieces:
+        is_transfer = piece.kind is LedgerKind.TRANSFERS
+        columns = _TRANSFER_COLUMNS if is_transfer else _MESSAGE_COLUMNS
+        for table in piece.tables(columns):
+            if is_transfer:
+                pending[Kind.TRANSFER].append(_transfers(table, piece, facts))
+            else:
+                accepted, intervals = _trail(table, piece, facts)
+                pending[Kind.ACCEPTED].append(accepted)
+                pending[Kind.INTERVAL].append(intervals)
+            count += table.num_rows
+            if count >= REPORT_PARTITION_ROWS:
+                yield from _divided(pending, facts, buckets)
+                count = 0
+    yield from _divided(pending, facts, buckets)
+
+
+def _divided(pending: dict[Kind, list[pa.Table]], facts: Facts, buckets: int) -> Iterator[Item]:
+    for kind, tables in pending.items():
+        if tables:
+            table = pa.concat_tables(tables).combine_chunks()
+            tables.clear()
+            queues = integers(table.column("queue"))
+            place = "first" if kind is Kind.INTERVAL else "sequence_number"
+            block = integers(table.column(place)) >> BLOCK_BITS
+            if kind is not Kind.TRANSFER:
+                queues = _path_codes(queues, facts)
+            hashes = mixed(mixed(queues) ^ mixed(block))
+            yield from by_bucket(kind, table, (hashes % np.uint64(buckets)).astype(np.int64))
+
+
+def _path_codes(queues: Int64s, facts: Facts) -> Int64s:
+    """Return the code of the path of each queue, in lower case: rows of a path share buckets."""
+    known, which = _runs(queues)
+    found = [int(facts.lower[facts.codes[facts.queue(key).path]]) for key in known.tolist()]
+    return np.array(found, np.int64)[which]
+
+
+def _runs(values: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the sorted distinct values, and the index of each; quick where values repeat."""
+    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
+    distinct, which = np.unique(values[starts], return_inverse=True)
+    return distinct, np.repeat(which, np.diff([*starts, len(values)]))
+
+
+def _trail(table: pa.Table, piece: Piece, facts: Facts) -> tuple[pa.Table, pa.Table]:
+    """Return the accepted messages, and the intervals of what ended or is present."""
+    account = facts.accounts[piece.ledger]
+    at, record = moments(table.column("at")), integers(table.column("record"))
+    eras = np.full(len(at), BEFORE, np.int8) if piece.is_before else account.eras(at, record)
+    numbers = integers(table.column("number")).astype(np.int64)
+    queues = queue_keys(piece.ledger, eras, numbers)
+    events = codes_of(table.column("event"), _EVENTS)
+    is_accepted = events == _ACCEPTED
+    accepted = [
+        pa.array(queues[is_accepted]),
+        pa.array(integers(table.column("first"))[is_accepted]),
+        pa.array(record[is_accepted]),
+        pa.array(at[is_accepted]),
+        pa.array(codes_of(table.column("path"), facts.codes)[is_accepted]),
+        table.column("message_id").filter(pa.array(is_accepted)),
+    ]
+    is_counted = (events >= 0) & (eras <= VOID)
+    if account.stock is None:
+        is_counted &= events != PRESENT
+    else:
+        stock_at, stock_record = account.stock
+        is_stock = (at == stock_at) & (record == stock_record)
+        is_counted &= (events != PRESENT) | is_stock
+    first, last = (integers(table.column(name))[is_counted] for name in ("first", "last"))
+    which, first, last = _cut_at_blocks(first, last)
+    which = np.flatnonzero(is_counted)[which]
+    intervals = [
+        queues[which],
+        first,
+        last,
+        events[which].astype(np.int8),
+        at[which],
+        record[which],
+    ]
+    return (
+        pa.table(accepted, schema=SCHEMAS[Kind.ACCEPTED]),
+        pa.table([pa.array(column) for column in intervals], schema=SCHEMAS[Kind.INTERVAL]),
+    )
+
+
+def _cut_at_blocks(first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Divide intervals at the bounds of blocks; return the index of each part, and its ends."""
+    blocks = (last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1
+    which = np.repeat(np.arange(len(first)), np.maximum(blocks, 0))
+    part = _ramps(blocks)
+    begin = ((first[which] >> BLOCK_BITS) + part) << BLOCK_BITS
+    return (
+        which,
+        np.maximum(first[which], begin),
+        np.minimum(last[which], begin + (1 << BLOCK_BITS) - 1),
+    )
+
+
+def _ramps(counts: Int64s) -> Int64s:
+    """Return 0, 1, ... for each count, one after the other."""
+    counts = np.maximum(counts, 0)
+    ends = np.cumsum(counts)
+    found: Int64s = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+    return found
+
+
+def _transfers(table: pa.Table, piece: Piece, facts: Facts) -> pa.Table:
+    """Return transfers with the codes of their paths."""
+    columns = {
+        "ledger": pa.array(np.full(len(table), piece.ledger, np.int32)),
+        "queue": pa.array(facts.lower[codes_of(table.column("queue"), facts.codes)]),
+        "path": pa.array(codes_of(table.column("path"), facts.codes)),
+        "origin": table.column("origin").cast(pa.string()),
+        "sequence_number": table.column("sequence_number"),
+        "message_id": table.column("message_id"),
+        "accepted": table.column("accepted").cast(pa.int64()),
+        "moved": table.column("moved").cast(pa.int64()),
+        "bytes": table.column("bytes"),
+        "result": pa.array(codes_of(table.column("result"), _RESULTS).astype(np.int8)),
+    }
+    schema = SCHEMAS[Kind.TRANSFER]
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+# -- in a bucket of places -------------------------------------------------------------------------
+
+
+def decide(items: Iterable[Item], facts: Facts, buckets: int) -> Iterator[Item]:
+    """Decide about every place of a bucket; ask the buckets of message ids what needs an id."""
+    inbox = Inbox(items)
+    transfers = _once(inbox.take(Kind.TRANSFER))
+    bucket = Bucket(inbox.take(Kind.ACCEPTED), inbox.take(Kind.INTERVAL), facts)
+    tally = Tally()
+    bucket.count(tally)
+    count_transfers(transfers, facts, tally)
+    yield 0, (Kind.TALLY, tally)
+    for suspects in bucket.suspects():
+        yield from by_bucket(Kind.SUSPECT, suspects, np.arange(len(suspects)) % buckets)
+    yield from by_id(Kind.MESSAGE, bucket.asked(transfers), buckets)
+    yield from by_id(Kind.TRANSFER, transfers, buckets)
+
+
+def by_id(kind: Kind, table: pa.Table, buckets: int) -> Iterator[Item]:
+    """Divide rows by their message ids."""
+    hashes = text_hashes(one_chunk(table.column("message_id")))
+    yield from by_bucket(kind, table, (hashes % np.uint64(buckets)).astype(np.int64))
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array."""
+    found = column.combine_chunks()
+    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
+
+
+def _once(transfers: pa.Table) -> pa.Table:
+    """Return each transfer once: after the kill of a worker, rows may be written twice."""
+    if not transfers.num_rows:
+        return transfers
+    origin = one_chunk(transfers.column("origin")).dictionary_encode().indices
+    keys = (
+        origin.fill_null(-1).to_numpy(zero_copy_only=False),
+        integers(transfers.column("queue")),
+        integers(transfers.column("sequence_number")),
+    )
+    order = np.lexsort((integers(transfers.column("moved")), *keys))
+    is_first = np.zeros(len(order), bool)
+    is_first[0] = True
+    for key in keys:
+        is_first[1:] |= np.diff(key[order]) != 0
+    return transfers.take(pa.array(order[is_first]))
+
+
+def count_transfers(transfers: pa.Table, facts: Facts, tally: Tally) -> None:
+    """Count transfers over time, and by their delay."""
+    if facts.span is None or not transfers.num_rows:
+        return
+    begins, step = facts.span[0], facts.flow_step
+    accepted, moved = (integers(transfers.column(name)) for name in ("accepted", "moved"))
+    is_known = accepted >= 0
+
+    def by_slot(times: Int64s) -> Int64s:
+        slots = np.clip((times - begins) / step, 0, FLOW_STEPS - 1).astype(np.int64)
+        return np.bincount(slots, minlength=FLOW_STEPS)
+
+    tally.diverted += by_slot(accepted[is_known])
+    tally.moved += by_slot(moved)
+    is_moved = is_known & (integers(transfers.column("result")) == HOME)
+    where = facts.lower[integers(transfers.column("path"))][is_moved]
+    tally.drained = drained_in(
+        facts.outages, facts.texts, where, accepted[is_moved], moved[is_moved]
+    )
+    delay = np.maximum((moved - accepted)[is_moved] / 1e6, 2.0**LEAST_DELAY)
+    steps = np.clip(np.floor(np.log2(delay)) - LEAST_DELAY, 0, DELAY_STEPS - 1)
+    tally.delays += np.bincount(steps.astype(np.int64), minlength=DELAY_STEPS)
 
 
 @dataclass(slots=True)
-class Account:
-    """What a ledger states about itself."""
+class _Segments:
+    """Segments of numbers that ended alike; numbers are keys of places."""
 
-    begun: int | None = None  # when its log began, in microseconds; earlier rows are of another log
-    gap_record: int | None = None  # the last record of a gap in the ledger
-    stock: tuple[int, int] | None = None  # time and record of its last inventory
-    voids: tuple[tuple[int, int], ...] = ()  # ranges of records that were lost with the log
-    losses: frozenset[tuple[int, int]] = frozenset()  # its complete log: time, last record
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """The known facts about a queue."""
-
-    path: str  # empty: it is not in the ledger
-    is_deleted: bool
-    first_accepted: int | None  # the lowest accepted number in the ledger
-    first_record: int | None
-
-
-NO_FACTS = QueueFacts("", is_deleted=False, first_accepted=None, first_record=None)
-
-
-def queue_column(ledgers: Sequence[str], is_void: Column) -> Column:
-    """Return ledger, void flag and queue number, packed into one number."""
-    index: Column = f.lit(0)
-    for at, name in enumerate(ledgers):
-        index = f.when(f.col("ledger") == name, f.lit(at)).otherwise(index)
-    high = f.shiftleft(index.cast("bigint"), _VOID_BITS) + is_void.cast("bigint")
-    return f.shiftleft(high, _NUMBER_BITS) + f.col("number")
-
-
-def ledger_index(queue: int) -> int:
-    """Return the index of the ledger of a queue."""
-    return queue >> (_NUMBER_BITS + _VOID_BITS)
-
-
-def is_void_queue(queue: int) -> bool:
-    """Return whether the records of a queue's messages were lost."""
-    return bool(queue >> _NUMBER_BITS & 1)
-
-
-def accounts_of(messages: DataFrame) -> dict[str, Account]:
-    """Read what the ledgers state about themselves, a few rows each."""
-    rows = (
-        messages.where(f.col("event").isin(*_STATED))
-        .select("ledger", "event", f.unix_micros("at").alias("at"), "record", "first", "last")
-        .collect()
-    )
-    found: dict[str, Account] = {}
-    for row in rows:
-        account = found.setdefault(row["ledger"], Account())
-        match row["event"]:
-            case "begun":
-                account.begun = max(account.begun or 0, row["at"])
-            case "gap":
-                account.gap_record = max(account.gap_record or 0, row["record"])
-            case "inventory":
-                account.stock = max(account.stock or (0, 0), (row["at"], row["record"]))
-            case _:
-                account.voids = tuple({*account.voids, (row["first"], row["last"])})
-                if row["first"] == 1:
-                    account.losses |= {(row["at"], row["last"])}
-    return found
-
-
-def current_rows(
-    messages: DataFrame, accounts: Mapping[str, Account], ledgers: Sequence[str]
-) -> DataFrame:
-    """Return the rows about the current logs, with the column `queue`.
-
-    A restored log lacks the records that were written after its copy was made: the rows of these
-    records are void. Messages that they accepted are lost, unless the rows show how they ended.
-    The new log reuses queue numbers, so void rows get separate queues.
-    """
-    is_current: Column = f.lit(True)
-    is_void: Column = f.lit(False)
-    for name, account in accounts.items():
-        is_here = f.col("ledger") == name
-        if account.begun is not None:
-            is_current &= ~is_here | (f.col("at") >= f.timestamp_micros(f.lit(account.begun)))
-        for first, last in account.voids:
-            is_void |= is_here & f.col("record").between(first, last)
-    return messages.where(is_current).withColumn("queue", queue_column(ledgers, is_void))
-
-
-def queues_of(messages: DataFrame) -> dict[int, QueueFacts]:
-    """Return the facts about every queue."""
-    event = f.col("event")
-    rows = (
-        messages.groupBy("queue", "path")
-        .agg(
-            f.max(event == DELETED).alias("is_deleted"),
-            f.min(f.when(event == ACCEPTED, f.col("first"))).alias("first_accepted"),
-            f.min(f.when(event == ACCEPTED, f.col("record"))).alias("first_record"),
-        )
-        .collect()
-    )
-    found: dict[int, QueueFacts] = {}
-    for row in sorted(rows, key=lambda row: row["path"] or ""):
-        before = found.get(row["queue"], NO_FACTS)
-        found[row["queue"]] = QueueFacts(
-            row["path"] or "",
-            before.is_deleted or row["is_deleted"],
-            _least(before.first_accepted, row["first_accepted"]),
-            _least(before.first_record, row["first_record"]),
-        )
-    return found
-
-
-def _least(*numbers: int | None) -> int | None:
-    return min((number for number in numbers if number is not None), default=None)
-
-
-# -- intervals -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceIntervals:
-    """The messages that ended and those that are present, as intervals of numbers."""
-
-    each: DataFrame  # one row per number of the short intervals
-    long: DataFrame  # the long intervals, which are joined by range; persisted
-    covered: Mapping[tuple[int, bool], int]  # count of numbers in `long`, by queue and `stands`
-    pieces: int  # upper bound of the number of buckets that `long` intersects
+    start: Int64s
+    length: Int64s
+    ending: Int64s  # _NO_ENDING: they have not ended
+    ended_record: Int64s
+    ended: Int64s
+    is_present: npt.NDArray[np.bool_]
+    accepted: Int64s  # how many of its numbers were accepted
 
     @classmethod
-    def of(cls, rows: DataFrame, accounts: Mapping[str, Account]) -> "PlaceIntervals":
-        """Divide the intervals in the rows into short and long ones."""
-        event, length = f.col("event"), f.col("last") - f.col("first")
-        is_stock = reduce(
-            lambda left, right: left | right,
-            (
-                (f.col("ledger") == name)
-                & (f.col("record") == account.stock[1])
-                & (f.col("at") == f.timestamp_micros(f.lit(account.stock[0])))
-                for name, account in accounts.items()
-                if account.stock is not None
-            ),
-            f.lit(False),
+    def of(cls, first: Int64s, end: Int64s, intervals: pa.Table) -> "_Segments":
+        """Cut the numbers at the ends of all intervals."""
+        cuts = np.unique(np.concatenate([first, end]))
+        count = max(len(cuts) - 1, 0)
+        low, high = np.searchsorted(cuts, first), np.searchsorted(cuts, end)
+        which = np.repeat(np.arange(len(first)), high - low)
+        segment = low[which] + _ramps(high - low)
+        ending = integers(intervals.column("ending")).astype(np.int64)
+        found = cls(
+            cuts[:count],
+            np.diff(cuts),
+            np.full(count, _NO_ENDING, np.int64),
+            np.full(count, NOTHING),
+            np.full(count, NOTHING),
+            np.zeros(count, bool),
+            np.zeros(count, np.int64),
         )
-        runs = rows.where(event.isin(*_ENDS) | ((event == STANDING) & is_stock)).select(
-            "queue",
-            "first",
-            "last",
-            (event == STANDING).alias("stands"),
-            _code(event).alias("ending"),
-            f.unix_micros("at").alias("ended"),
-            f.col("record").alias("ended_record"),
-        )
-        in_order = Window.partitionBy("queue", "stands").orderBy("first")
-        before = in_order.rowsBetween(Window.unboundedPreceding, -1)
-        long = (
-            runs.where(length >= LONG_RUN)
-            .withColumn("reached", f.max("last").over(before))
-            .withColumn("next", f.lead("first").over(in_order))
-            .withColumn(
-                "is_alone",
-                f.coalesce(f.col("reached") < f.col("first"), f.lit(True))
-                & f.coalesce(f.col("next") > f.col("last"), f.lit(True)),
-            )
-            .drop("reached", "next")
-            .persist()
-        )
-        sums = (
-            long.groupBy("queue", "stands", "is_alone")
-            .agg(f.sum(length + 1).alias("numbers"), f.sum(_buckets()).alias("pieces"))
-            .collect()
-        )
-        alone = [row for row in sums if row["is_alone"]]
-        spread = runs.where(length < LONG_RUN)
-        if len(alone) < len(sums):
-            spread = spread.unionByName(long.where(~f.col("is_alone")).drop("is_alone"))
+        is_end = ending[which] != PRESENT
+        found.is_present[segment[~is_end]] = True
+        which, segment = which[is_end], segment[is_end]
+        np.minimum.at(found.ending, segment, ending[which])
+        for column, name in ((found.ended, "at"), (found.ended_record, "record")):
+            np.minimum.at(column, segment, integers(intervals.column(name))[which])
+        return found
+
+    @property
+    def is_covered(self) -> npt.NDArray[np.bool_]:
+        """Whether an interval has the numbers."""
+        found: npt.NDArray[np.bool_] = self.is_present | (self.ending != _NO_ENDING)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _QueueColumns:
+    """The facts about the queues of a bucket, one row each."""
+
+    keys: Int64s
+    is_void: npt.NDArray[np.bool_]
+    is_current: npt.NDArray[np.bool_]
+    is_before: npt.NDArray[np.bool_]
+    is_counted: npt.NDArray[np.bool_]
+    is_deleted: npt.NDArray[np.bool_]
+    is_apart: npt.NDArray[np.bool_]  # it may have a message again: backlog, dead letters, void
+    is_backlog: npt.NDArray[np.bool_]
+    first_accepted: Int64s
+    first_record: Int64s
+    gap_record: Int64s
+    stock_record: Int64s
+    paths: Int64s  # codes
+
+    @classmethod
+    def of(cls, keys: Int64s, facts: Facts) -> "_QueueColumns":
+        """Collect the facts about some queues."""
+        queues = [facts.queue(key) for key in keys.tolist()]
+        accounts = [facts.account(key) for key in keys.tolist()]
+        eras = np.array([era_of(key) for key in keys.tolist()], np.int64)
+        is_backlog = np.array([is_backlog_queue(queue.path) for queue in queues], bool)
+        is_dead = np.array([is_dead_letter_queue(queue.path) for queue in queues], bool)
         return cls(
-            _each_number(spread),
-            long.where("is_alone"),
-            {(row["queue"], row["stands"]): row["numbers"] for row in alone},
-            sum(row["pieces"] for row in alone),
+            keys,
+            eras == VOID,
+            eras == CURRENT,
+            eras == BEFORE,
+            (eras == CURRENT) | (eras == VOID),
+            np.array([queue.is_deleted for queue in queues], bool),
+            is_backlog | is_dead | (eras != CURRENT),
+            is_backlog & ~is_dead,
+            _numbers((queue.first_accepted for queue in queues), NOTHING),
+            _numbers((queue.first_record for queue in queues), NOTHING),
+            _numbers((account.gap_record for account in accounts), -1),
+            _numbers((None if one.stock is None else one.stock[1] for one in accounts), -1),
+            np.array([facts.codes[queue.path] for queue in queues], np.int64),
         )
 
-    def in_buckets(self, *, is_present: bool) -> DataFrame:
-        """Return long intervals split by bucket; if they are few, they are broadcast."""
-        bucket = f.explode(f.sequence(_bucket("first"), _bucket("last")))
-        pieces = self.long.where(f.col("stands") == is_present).select(
-            *(f.col(name).alias(f"run_{name}") for name in ("queue", "first", "last", *_ENDING)),
-            bucket.alias("run_bucket"),
+
+def _numbers(values: Iterable[int | None], missing: int) -> Int64s:
+    return np.array([missing if value is None else value for value in values], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _PlaceKeys:
+    """One number for queue and sequence number, in the order of both."""
+
+    queues: Int64s
+    queue_of_block: Int64s  # an index
+    blocks: Int64s  # sequence number >> BLOCK_BITS
+
+    @classmethod
+    def of(cls, queues: Int64s, numbers: Int64s) -> "tuple[_PlaceKeys, Int64s]":
+        """Return the keys of some places. Neighbours mostly have a block in common."""
+        blocks = numbers >> BLOCK_BITS
+        is_new = np.ones(len(queues), bool)
+        is_new[1:] = (np.diff(queues) != 0) | (np.diff(blocks) != 0)
+        starts = np.flatnonzero(is_new)
+        known_queues, queue = np.unique(queues[starts], return_inverse=True)
+        known_blocks, block = np.unique(blocks[starts], return_inverse=True)
+        width = max(len(known_blocks), 1)
+        pairs, pair = np.unique(queue * width + block, return_inverse=True)
+        code = np.repeat(pair, np.diff([*starts, len(queues)]))
+        keys = (code << BLOCK_BITS) | (numbers & ((1 << BLOCK_BITS) - 1))
+        return cls(known_queues, pairs // width, known_blocks[pairs % width]), keys
+
+    def queue(self, keys: Int64s) -> Int64s:
+        """Return the indexes of queues."""
+        found: Int64s = self.queue_of_block[keys >> BLOCK_BITS]
+        return found
+
+    def number(self, keys: Int64s) -> Int64s:
+        """Return sequence numbers."""
+        low = keys & ((1 << BLOCK_BITS) - 1)
+        found: Int64s = (self.blocks[keys >> BLOCK_BITS] << BLOCK_BITS) | low
+        return found
+
+
+class Bucket:
+    """The places of a bucket, with their statuses."""
+
+    def __init__(self, accepted: pa.Table, intervals: pa.Table, facts: Facts) -> None:
+        self._facts = facts
+        queues, numbers = (
+            np.concatenate([integers(accepted.column(name)), integers(intervals.column(other))])
+            for name, other in (("queue", "queue"), ("sequence_number", "first"))
         )
-        return f.broadcast(pieces) if self.pieces <= BROADCAST_ROWS else pieces
+        self._keys, keys = _PlaceKeys.of(queues, numbers)
+        self._queues = _QueueColumns.of(self._keys.queues, facts)
+        count = accepted.num_rows
+        self._set_places(accepted, keys[:count])
+        first = keys[count:]
+        length = integers(intervals.column("last")) - integers(intervals.column("first")) + 1
+        self._segments = _Segments.of(first, first + length, intervals)
+        self._decide()
+        self._count_unaccepted()
 
-    def numbers_of(self, queues: Iterable[int]) -> DataFrame:
-        """Return the numbers in the long intervals of some queues."""
-        return _each_number(self.long.where(f.col("queue").isin(*queues)).drop("is_alone"))
+    def _set_places(self, accepted: pa.Table, keys: Int64s) -> None:
+        """Group rows by place: a killed broker may write a row twice."""
+        record, at = integers(accepted.column("record")), integers(accepted.column("at"))
+        if (np.diff(keys) > 0).all():
+            self._rows = accepted
+        else:
+            order = np.argsort(keys, kind="stable")
+            keys = keys[order]
+            starts = np.flatnonzero(np.diff(keys, prepend=-1))
+            record = np.minimum.reduceat(record[order], starts)
+            at = np.minimum.reduceat(at[order], starts)
+            keys = keys[starts]
+            self._rows = accepted.take(pa.array(order[starts]))
+        self._places, self._record, self._at = keys, record, at
+        self._queue = self._keys.queue(keys)
 
+    def _decide(self) -> None:
+        """Set the status of every accepted message."""
+        queues, queue, segments = self._queues, self._queue, self._segments
+        where = np.searchsorted(segments.start, self._places, side="right") - 1
+        is_in = where >= 0
+        is_in[is_in] = self._places[is_in] < (segments.start + segments.length)[where[is_in]]
+        segments.accepted = np.bincount(where[is_in], minlength=len(segments.start))
 
-def _code(event: Column) -> Column:
-    """Return the code of an ending; null for another event."""
-    code = f.lit(None).cast("int")
-    for number, name in enumerate(_ENDS):
-        code = f.when(event == name, f.lit(number)).otherwise(code)
-    return code
+        def of_segment(column: npt.NDArray[Any], missing: int) -> npt.NDArray[Any]:
+            found = np.full(len(where), missing, column.dtype)
+            found[is_in] = column[where[is_in]]
+            return found
 
-
-def ending_of(code: Column) -> Column:
-    """Return the name of an ending; null if there is none."""
-    name = f.lit(None).cast("string")
-    for number, ending in enumerate(_ENDS):
-        name = f.when(code == number, f.lit(ending)).otherwise(name)
-    return name
-
-
-def _bucket(name: str) -> Column:
-    return f.shiftright(f.col(name), RUN_BUCKET_BITS)
-
-
-def _buckets() -> Column:
-    return _bucket("last") - _bucket("first") + 1
-
-
-def _each_number(intervals: DataFrame) -> DataFrame:
-    """Return one row per number of the intervals, even of long ones."""
-    pieces = intervals.withColumn(
-        "piece", f.explode(f.sequence("first", "last", f.lit(LEDGER_RUN).cast("bigint")))
-    )
-    end = f.least("last", f.col("piece") + f.lit(LEDGER_RUN - 1))
-    numbers = pieces.withColumn("sequence_number", f.explode(f.sequence("piece", end)))
-    return numbers.drop("piece", "first", "last")
-
-
-# -- places ----------------------------------------------------------------------------------------
-
-_OF_ACCEPTANCE = ("accepted_record", "identity")
-
-
-def places_of(rows: DataFrame, intervals: PlaceIntervals) -> DataFrame:
-    """Return the places of accepted messages and of short intervals, with their endings.
-
-    Columns: those of a place; `accepted_record`; `identity`, the hash of the message's id and
-    queue; `ending`, a code; `ended` in microseconds, and `ended_record`; `stands`, whether the
-    message is present; `ends_joined` and `stands_joined`, 1 if this comes from a long interval.
-    """
-    accepted = rows.where(f.col("event") == ACCEPTED).select(
-        "queue",
-        f.col("first").alias("sequence_number"),
-        f.col("record").alias("accepted_record"),
-        identity().alias("identity"),
-        f.lit(None).cast("int").alias("ending"),
-        _no_number().alias("ended"),
-        _no_number().alias("ended_record"),
-        f.lit(False).alias("stands"),
-    )
-    found = _grouped(
-        accepted.unionByName(
-            intervals.each.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number()))
+        ending = of_segment(segments.ending, _NO_ENDING)
+        self._ended = of_segment(segments.ended, NOTHING)
+        has_ended, is_present = ending != _NO_ENDING, of_segment(segments.is_present, missing=0)
+        is_again = of_segment(segments.ended_record, NOTHING) <= queues.stock_record[queue]
+        stock, is_deleted = queues.stock_record[queue], queues.is_deleted[queue]
+        is_void = queues.is_void[queue]
+        self._status = np.select(
+            [
+                ~queues.is_counted[queue],
+                has_ended & is_present & is_again & ~is_void,
+                has_ended,
+                is_void & ~is_deleted,
+                is_present & ~is_void,
+                is_deleted,
+                (stock < 0) | (self._record > stock),
+                queues.gap_record[queue] >= self._record,
+            ],
+            [
+                _NOT_COUNTED,
+                CODES[PRESENT_AGAIN],
+                ending,
+                CODES[LOST],
+                CODES[WAITING],
+                CODES[DELETED],
+                CODES[WAITING],
+                CODES[UNTOLD],
+            ],
+            CODES[MISSING],
         )
-    )
-    covered = {is_present for _, is_present in intervals.covered}
-    found = _join_ends(found, intervals) if False in covered else _unjoined(found, "ends_joined")
-    found = (
-        _join_present(found, intervals) if True in covered else _unjoined(found, "stands_joined")
-    )
-    return found.where(~is_void() | f.col("accepted_record").isNotNull())
 
+    def _count_unaccepted(self) -> None:
+        """Count the numbers of each segment that were not accepted in the ledger, by status."""
+        queues, segments = self._queues, self._segments
+        queue = self._keys.queue(segments.start)
+        is_counted = segments.is_covered & ~queues.is_void[queue]
+        unaccepted = np.where(is_counted, segments.length - segments.accepted, 0)
+        below = queues.first_accepted[queue] - self._keys.number(segments.start)
+        is_older = queues.gap_record[queue] >= queues.first_record[queue]
+        has_ended = segments.ending != _NO_ENDING
+        is_again = has_ended & segments.is_present
+        is_again &= segments.ended_record <= queues.stock_record[queue]
+        self._again = np.where(is_again, unaccepted, 0)
+        # All numbers below the first that was accepted are unaccepted.
+        older = np.where(is_older | has_ended, unaccepted, np.clip(below, 0, unaccepted))
+        self._older = np.where(is_again, 0, older)
+        self._unexplained = unaccepted - self._again - self._older
 
-def identity() -> Column:
-    """Return the hash of a message's id and queue; null without an id."""
-    has_id = f.col("message_id").isNotNull()
-    return f.when(has_id, f.xxhash64("queue", "message_id"))
+    # -- results -----------------------------------------------------------------------------------
 
+    def count(self, tally: Tally) -> None:
+        """Count the places of each queue by status."""
+        width = len(STATUSES)
+        is_counted = self._status != _NOT_COUNTED
+        places = np.bincount(
+            self._queue[is_counted] * width + self._status[is_counted],
+            minlength=width * len(self._queues.keys),
+        )
+        queue = self._keys.queue(self._segments.start) * width
+        for status, counts in (
+            (PRESENT_AGAIN, self._again),
+            (OLDER, self._older),
+            (UNEXPLAINED, self._unexplained),
+        ):
+            np.add.at(places, queue + CODES[status], counts)
+        for place in np.flatnonzero(places).tolist():
+            key = int(self._queues.keys[place // width])
+            tally.statuses[key, place % width] += int(places[place])
 
-def is_void() -> Column:
-    """Return whether the records of a place were lost."""
-    return f.shiftright("queue", _NUMBER_BITS).bitwiseAND(f.lit(1)) == 1
+    def suspects(self) -> Iterator[pa.Table]:
+        """Yield the places that are wrong, but those whose ids must be looked up first."""
+        has_id = self._ids.is_valid().to_numpy(zero_copy_only=False)
+        is_wrong = np.isin(self._status, [CODES[MISSING], CODES[PRESENT_AGAIN]])
+        is_wrong |= (self._status == CODES[LOST]) & ~has_id
+        which = np.flatnonzero(is_wrong)
+        if len(which):
+            yield self._suspects(
+                self._places[which],
+                self._status[which],
+                self._ids.take(pa.array(which)),
+                pa.array(self._at[which]),
+            )
+        for status, counts in ((PRESENT_AGAIN, self._again), (UNEXPLAINED, self._unexplained)):
+            for segment in np.flatnonzero(counts).tolist():
+                keys = self._unaccepted(segment, int(counts[segment]))
+                codes = np.full(len(keys), CODES[status])
+                nothing = pa.nulls(len(keys), pa.string())
+                yield self._suspects(keys, codes, nothing, pa.nulls(len(keys), pa.int64()))
 
+    @property
+    def _ids(self) -> pa.Array:
+        return one_chunk(self._rows.column("message_id"))
 
-def unaccepted(found: DataFrame, intervals: PlaceIntervals, queues: Iterable[int]) -> DataFrame:
-    """Return the places of long intervals that have no row yet, in some queues."""
-    rows = intervals.numbers_of(queue for queue in queues if not is_void_queue(queue))
-    unjoined = rows.join(found.select(*PLACE), list(PLACE), "left_anti")
-    rows = _grouped(unjoined.withColumns(dict.fromkeys(_OF_ACCEPTANCE, _no_number())))
-    return _unjoined(_unjoined(rows, "ends_joined"), "stands_joined")
+    def _unaccepted(self, segment: int, count: int) -> Int64s:
+        """Return the last numbers of a segment that were not accepted."""
+        start = int(self._segments.start[segment])
+        keys = np.arange(start, start + int(self._segments.length[segment]))
+        return np.setdiff1d(keys, self._places, assume_unique=True)[-count:]
 
+    def _suspects(
+        self, keys: Int64s, statuses: Int64s, ids: pa.Array, accepted: pa.Array
+    ) -> pa.Table:
+        queue = self._keys.queue(keys)
+        ledgers = np.array([ledger_of(key) for key in self._queues.keys.tolist()], np.int32)
+        columns = [
+            pa.array(ledgers[queue]),
+            pa.array(self._queues.paths[queue].astype(np.int32)),
+            pa.array(self._keys.number(keys)),
+            ids,
+            pa.array(statuses.astype(np.int8)),
+            accepted,
+        ]
+        return pa.table(columns, schema=SCHEMAS[Kind.SUSPECT])
 
-def _grouped(rows: DataFrame) -> DataFrame:
-    """Return one row per place: a killed broker may write a row twice."""
-    is_end = f.col("ending").isNotNull()
-    return rows.groupBy(*PLACE).agg(
-        f.min("accepted_record").alias("accepted_record"),
-        f.max("identity").alias("identity"),
-        f.min("ending").alias("ending"),
-        f.min(f.when(is_end, f.col("ended"))).alias("ended"),
-        f.min(f.when(is_end, f.col("ended_record"))).alias("ended_record"),
-        f.max("stands").alias("stands"),
-    )
+    def asked(self, transfers: pa.Table) -> pa.Table:
+        """Return the messages whose ids decide about them or about other messages."""
+        facts, queues, queue = self._facts, self._queues, self._queue
+        path = integers(self._rows.column("path"))
+        is_copy = queues.is_counted & ~queues.is_apart
+        asked = np.zeros(len(path), np.uint8)
+        for bit, is_asked in (
+            (IS_HOME, facts.entities[path] >= 0),
+            (IS_COPY, is_copy[queue] & ~np.isin(self._status, _LEFT_CODES)),
+            (IS_LOST, self._status == CODES[LOST]),
+            (IS_AGAIN, queues.is_current[queue] & facts.has_voids),
+            (HAS_LEFT_BACKLOG, self._left(transfers)),
+            (HAS_ARRIVED, (facts.destinations[path] >= 0) & ~queues.is_before[queue]),
+        ):
+            asked[is_asked] |= bit
+        has_id = self._ids.is_valid().to_numpy(zero_copy_only=False)
+        columns = [
+            pa.array(asked),
+            pa.array(self._queues.keys[queue]),
+            self._rows.column("sequence_number"),
+            pa.array(self._record),
+            pa.array(self._at),
+            self._rows.column("path"),
+            self._rows.column("message_id"),
+        ]
+        table = pa.table(columns, schema=SCHEMAS[Kind.MESSAGE])
+        is_asked = (asked != 0) & has_id
+        return table if is_asked.all() else table.filter(pa.array(is_asked))
 
-
-def _no_number() -> Column:
-    return f.lit(None).cast("bigint")
-
-
-def _unjoined(found: DataFrame, name: str) -> DataFrame:
-    return found.withColumn(name, f.lit(0))
-
-
-def _join_ends(found: DataFrame, intervals: PlaceIntervals) -> DataFrame:
-    joined = found.join(intervals.in_buckets(is_present=False), _is_in_run(), "left")
-    return joined.select(
-        *(name for name in found.columns if name not in _ENDING),
-        *(f.least(name, f"run_{name}").alias(name) for name in _ENDING),
-        f.col("run_first").isNotNull().cast("int").alias("ends_joined"),
-    )
-
-
-def _join_present(found: DataFrame, intervals: PlaceIntervals) -> DataFrame:
-    joined = found.join(intervals.in_buckets(is_present=True), _is_in_run(), "left")
-    is_joined = f.col("run_first").isNotNull()
-    return joined.select(
-        *(name for name in found.columns if name != "stands"),
-        (f.col("stands") | is_joined).alias("stands"),
-        is_joined.cast("int").alias("stands_joined"),
-    )
-
-
-def _is_in_run() -> Column:
-    """Return whether a place is in an interval."""
-    return (
-        (f.col("queue") == f.col("run_queue"))
-        & (_bucket("sequence_number") == f.col("run_bucket"))
-        & f.col("sequence_number").between(f.col("run_first"), f.col("run_last"))
-    )
+    def _left(self, transfers: pa.Table) -> npt.NDArray[np.bool_]:
+        """Return which messages left the backlog without a row of a transfer."""
+        whole = self._facts.whole
+        found: npt.NDArray[np.bool_] = self._queues.is_backlog[self._queue]
+        found = found & (self._status == CODES[COMPLETED])
+        if whole is None or not found.any():
+            return np.zeros(len(found), bool)
+        found &= self._ended <= whole.until
+        if whole.gap_end is not None:
+            found &= self._at > whole.gap_end
+        paths = self._facts.lower[self._queues.paths]
+        moved_from = integers(transfers.column("queue"))
+        numbers = integers(transfers.column("sequence_number"))
+        own = self._keys.number(self._places)
+        for queue in np.unique(self._queue[found]).tolist():
+            which = np.flatnonzero(found & (self._queue == queue))
+            found[which] = ~np.isin(own[which], numbers[moved_from == paths[queue]])
+        return found

@@ -7,8 +7,8 @@
     reconciliation   messages by ledger, entity and status
     suspects         the messages that are not accounted for, with their ids
 
-Spark aggregates everything; this process gets only results. Each table is written as one file. A
-table is not written if there is no ledger for it.
+Tasks of Spark aggregate everything; this process gets only results. Each table is written as one
+file. A table is not written if there is no ledger for it.
 """
 
 import re
@@ -16,47 +16,45 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as f
+from pyspark.sql import SparkSession
 
 from twinbus.cost.answers import (
     DayOperations,
     DelayStep,
     EntityOperations,
-    EntityOutage,
-    EntityTransfers,
     FlowStep,
     LostLog,
-    PulledQueue,
     Report,
     StageOperations,
     StatusCount,
     Suspect,
 )
-from twinbus.cost.frames import Settled, frame
+from twinbus.cost.operations import OPERATION_COLUMNS, add_up, rows_of, summed
+from twinbus.cost.outages import OUTAGES
 from twinbus.cost.prices import Billed, PriceSheet, priced
-from twinbus.cost.reconciliation import Reconciliation, is_backlog, is_dead_letter
-from twinbus.cost.stages import Basis, rule_of
+from twinbus.cost.reconciliation import SUSPECTS, Reconciliation
+from twinbus.cost.sources import pieces_of
 from twinbus.cost.survey import Survey, survey
 from twinbus.cost.tables import TableFolder
 from twinbus.errors import LedgerDamagedError, MessagingError
-from twinbus.ledger import DEAD_LETTERED, MOVED, LedgerKind
+from twinbus.ledger import LedgerKind
 from twinbus.limits import (
-    PERCENTILE_ACCURACY,
+    LEAST_DELAY,
     REPORT_ENTITIES,
-    REPORT_LISTED_FILES,
-    REPORT_PARTITION_ROWS,
+    REPORT_LISTED,
+    REPORT_SUSPECTS,
+    REPORT_TASKS,
     REPORT_TRIES,
 )
 from twinbus.locations import HadoopPath, Location, folder_of
-from twinbus.protocol.operations import Purpose
 from twinbus.spark.reasons import reason_of
 
 TABLES = ("operations", "money", "outages", "transfers", "reconciliation", "suspects")
@@ -78,53 +76,17 @@ _RECONCILIATION = pa.schema(
         ("messages", pa.int64()),
     ]
 )
-_NO_SUSPECTS = [
-    "'' as ledger",
-    "'' as path",
-    "id as sequence_number",
-    "'' as message_id",
-    "'' as status",
-    "cast(null as timestamp) as accepted",
-]
-_PERCENTILES = (0.5, 0.9, 0.99)
-_GROUPS = ("ledger", "path", "day", "month", "stage")
+_TRANSFERS = pa.schema(
+    [
+        ("path", pa.string()),
+        *((name, pa.int64()) for name in ("moved", "dead_lettered", "bytes")),
+        *((f"delay_{point}", pa.float64()) for point in ("p50", "p90", "p99", "max")),
+        ("reordered", pa.int64()),
+        *((f"behind_{point}", pa.int64()) for point in ("p50", "p90", "p99", "max")),
+    ]
+)
 _UNREADABLE = ("READ_FILE", "PATH_NOT_FOUND")  # in Spark's errors about a file
 _FILE = re.compile(r"[A-Za-z][\w+.-]+:/[^\s'\",\]]+\.parquet")  # a file name in an error of Spark
-R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class _OperationKind:
-    """The attributes by which stages distinguish operations, and the times of such operations."""
-
-    operation: str
-    purpose: str
-    outcome: str
-    begins: float
-    ends: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """Sums of operations, grouped by some of the first five columns; the others are None."""
-
-    ledger: str | None
-    path: str | None
-    day: date | None
-    month: str | None
-    stage: str | None
-    operations: int
-    messages: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """What happened in one interval of the flow chart."""
-
-    slot: int
-    diverted: int
-    moved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,14 +111,6 @@ def make_report(
     surveyed = _surveyed(session, settings)
     counts = ", ".join(f"{surveyed.count(kind):,} of {kind.value}" for kind in LedgerKind)
     on_progress(f"ledger files: {counts}")
-    session = session.newSession()  # its settings do not affect the caller's session
-    session.conf.set("spark.sql.session.timeZone", "UTC")
-    partitions = max(sum(surveyed.rows.values()) // REPORT_PARTITION_ROWS, 2)
-    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    session.conf.set(
-        "spark.sql.sources.parallelPartitionDiscovery.threshold", str(REPORT_LISTED_FILES)
-    )
-    session.conf.set("spark.sql.files.ignoreMissingFiles", "false")  # rows would be missing
     tries = 0
     while True:
         try:
@@ -242,374 +196,141 @@ class _ReportJob:
 
     def run(self) -> Report:
         """Create all parts of the report."""
-        transfers = self._once(self._frame(LedgerKind.TRANSFERS)).persist()
-        messages = self._frame(LedgerKind.MESSAGES)
-        has_transfers = bool(self._survey.count(LedgerKind.TRANSFERS))
-        try:
-            if self._survey.count(LedgerKind.OPERATIONS):
-                self._operations()
+        if self._survey.count(LedgerKind.OPERATIONS):
+            self._on_progress("operations ...")
+            self._operations()
+        kinds = (LedgerKind.MESSAGES, LedgerKind.TRANSFERS, LedgerKind.TRANSITIONS)
+        if any(map(self._survey.count, kinds)):
+            self._on_progress("reconciliation ...")
+            before = _read_before(_locations(self._session, self._settings), self._settings)
+            found = Reconciliation(self._session, self._survey, before)
             if self._survey.count(LedgerKind.TRANSITIONS):
-                self._outages(transfers)
-            if has_transfers:
-                self._transfers(transfers, messages)
+                self._outages(found)
+            if self._survey.count(LedgerKind.TRANSFERS):
+                self._transfers(found)
             if self._survey.count(LedgerKind.MESSAGES):
-                self._reconcile(messages, transfers if has_transfers else None)
-        finally:
-            transfers.unpersist()
+                self._reconcile(found)
         return self._report
 
-    def _frame(self, kind: LedgerKind) -> DataFrame:
-        return frame(self._session, self._survey, kind)
-
-    @staticmethod
-    def _once(transfers: DataFrame) -> DataFrame:
-        """Return each transfer once: after the kill of a worker, rows may be written twice."""
-        keys = ("origin", "queue", "sequence_number")
-        names = [name for name in transfers.columns if name not in (*keys, "moved")]
-        return transfers.groupBy(*keys).agg(
-            f.min("moved").alias("moved"), *(f.min_by(n, "moved").alias(n) for n in names)
-        )
-
-    def _write(self, name: str, table: DataFrame) -> None:
+    def _write(self, name: str, *parts: pa.Table) -> None:
         if self._tables is not None:
-            self._tables.write(name, table)
+            self._tables.write(name, parts[0].schema, parts)
 
     # -- operations ----------------------------------------------------------------------------
 
     def _operations(self) -> None:
-        self._on_progress("operations ...")
-        rows = self._frame(LedgerKind.OPERATIONS)
-        keys = ("operation", "purpose", "outcome")
-        counted = (
-            rows.groupBy("ledger", f.to_date("bucket").alias("day"), "path", *keys)
-            .agg(
-                *(f.sum(name).alias(name) for name in ("count", "messages", "bytes", "units")),
-                f.min("bucket").alias("begins"),
-                f.max("bucket").alias("ends"),
-            )
-            .persist()
+        """Add up the metered operations, some tasks at a time: their sums fit into memory."""
+        sheet, ledgers = self._settings.sheet, self._survey.ledgers
+        columns = {LedgerKind.OPERATIONS: OPERATION_COLUMNS}
+        metered = pieces_of(self._session, self._survey, columns).mapPartitions(
+            lambda pieces: [add_up(pieces, sheet, ledgers)]
         )
-        try:
-            kinds = counted.groupBy(*keys).agg(
-                f.min("begins").alias("begins"), f.max("ends").alias("ends")
-            )
-            found = _rows(kinds, _OperationKind)
-            self._report.begins = min((kind.begins for kind in found), default=None)
-            self._report.ends = max((kind.ends for kind in found), default=None)
-            staged = self._staged(counted, keys, found)
-            self._write("operations", staged.orderBy("day", "ledger", "path", "stage"))
-            self._sum_up(staged)
-        finally:
-            counted.unpersist()
-
-    def _sum_up(self, staged: DataFrame) -> None:
-        """Compute all sums of operations in one pass."""
-        staged = staged.withColumn("month", f.date_format("day", "yyyy-MM"))
-        columns = [f.col(name) for name in _GROUPS]
-        ledger, path, day, month, stage = columns
-        summed = staged.groupingSets(
-            [[ledger, stage], [day, stage], [month, stage], [ledger, path]], *columns
-        ).agg(
-            *(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")),
-            f.grouping_id().alias("grouping"),
-        )
-        busiest = Window.partitionBy("grouping").orderBy(f.desc("operations"))
-        is_busy = (f.col("place") <= REPORT_ENTITIES) & (path != "")
-        sums = _rows(
-            summed.withColumn("place", f.row_number().over(busiest))
-            .where(path.isNull() | is_busy)
-            .drop("grouping", "place"),
-            _Sum,
-        )
-        self._sort(sums)
-
-    def _sort(self, sums: Sequence[_Sum]) -> None:
-        """Assign each sum to its list, by the columns that it is grouped by."""
+        context = self._session.sparkContext
+        count, step = metered.getNumPartitions(), max(context.defaultParallelism, REPORT_TASKS)
+        staged = summed([])
+        moments: list[int] = []
+        for start in range(0, count, step):
+            tasks = range(start, min(start + step, count))
+            found = context.runJob(metered, list, tasks)
+            staged = summed([staged, *(one.staged for one in found)])
+            moments += [at for one in found for at in (one.begins, one.ends) if at is not None]
         report = self._report
-        months: dict[str, dict[str, Billed]] = {}
-        for total in sums:
-            carried = (total.operations, total.messages, total.bytes)
-            match total:
-                case _Sum(ledger=str(ledger), stage=str(stage)):
-                    report.stages.append(StageOperations(ledger, stage, *carried))
-                case _Sum(ledger=str(ledger), path=str(path)):
-                    report.entities.append(EntityOperations(ledger, path, *carried))
-                case _Sum(day=date() as day, stage=str(stage)):
-                    report.days.append(DayOperations(day, stage, total.operations))
-                case _Sum(month=str(month), stage=str(stage)):
-                    months.setdefault(month, {})[stage] = Billed(total.operations, total.bytes)
-        self._money(months)
+        report.begins = min(moments) / 1e6 if moments else None
+        report.ends = max(moments) / 1e6 if moments else None
+        self._write("operations", staged)
+        self._sum_up(staged)
 
-    def _staged(
-        self, counted: DataFrame, keys: tuple[str, ...], kinds: Sequence[_OperationKind]
-    ) -> DataFrame:
-        """Return the billable operations of each stage, by the rules in `stages`."""
-        sheet = self._settings.sheet
-        rules = []
-        for kind in kinds:
-            rule = rule_of(kind.operation, Purpose(kind.purpose), kind.outcome)
-            if rule is not None and sheet.bills(rule.stage):
-                key = f"{kind.operation}\0{kind.purpose}\0{kind.outcome}"  # as `concat_ws` below
-                rules.append((key, rule.stage.value, rule.basis.value))
-        if not rules:
-            rules.append(("", "", ""))  # a map cannot be empty
-        joined = f.concat_ws("\0", *keys)
-        stage, basis = (
-            f.create_map(*(f.lit(text) for key, *named in rules for text in (key, named[at])))[
-                joined
-            ]
-            for at in (0, 1)
+    def _sum_up(self, staged: pa.Table) -> None:
+        """Add the operations up by the keys that are shown."""
+        report = self._report
+        stages, days, entities = (
+            rows_of(summed([staged], keys))
+            for keys in (("ledger", "stage"), ("day", "stage"), ("ledger", "path"))
         )
-        billed = (
-            f.when(basis == Basis.UNITS.value, f.col("units"))
-            .when(basis == Basis.MESSAGES.value, f.col("messages"))
-            .otherwise(f.col("count"))
-        )
-        return (
-            counted.withColumns({"stage": stage, "operations": billed})
-            .where(f.col("stage").isNotNull())
-            .groupBy("day", "ledger", "path", "stage")
-            .agg(*(f.sum(name).alias(name) for name in ("operations", "messages", "bytes")))
-        )
+        report.stages = [StageOperations(*row) for row in stages]
+        busiest = sorted((row for row in entities if row[1]), key=lambda row: -row[2])
+        report.entities = [EntityOperations(*row) for row in busiest[:REPORT_ENTITIES]]
+        months: dict[str, dict[str, Billed]] = {}
+        for day, stage, operations, _, size in days:
+            report.days.append(DayOperations(day, stage, operations))
+            month = months.setdefault(f"{day:%Y-%m}", {})
+            before = month.get(stage, Billed(0, 0))
+            month[stage] = Billed(before.operations + operations, before.size + size)
+        self._money(months)
 
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
         """Price each month in total: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        if self._tables is not None:
-            rows = list(map(asdict, self._report.money))
-            self._tables.write_arrow("money", pa.Table.from_pylist(rows, _MONEY))
+        self._write("money", _table(self._report.money, _MONEY))
 
-    # -- outages -------------------------------------------------------------------------------
+    # -- outages and transfers -----------------------------------------------------------------
 
-    def _outages(self, transfers: DataFrame) -> None:
-        self._on_progress("outages ...")
-        events = self._frame(LedgerKind.TRANSITIONS).distinct()
-        order = Window.partitionBy("primary", "process", "path").orderBy("at")
-        is_start = f.col("event") == "FailedOver"
-        end_columns = f.struct("event", "at", "cause", "diverted")
-        failovers = events.where(f.col("event").isin("FailedOver", "Returned")).withColumns(
-            {"before": f.lag("event").over(order), "after": f.lead(end_columns).over(order)}
-        )
-        # An entity that returned without a failover has failed over before the first day.
-        is_complete = is_start | f.coalesce(f.col("before") != "FailedOver", f.lit(True))
-        away = (
-            failovers.where(is_complete)
-            .withColumn("end", f.when(is_start, f.col("after")).otherwise(end_columns))
-            .withColumn("is_back", f.coalesce(f.col("end.event") == "Returned", f.lit(False)))
-            .select(
-                "primary",
-                "process",
-                "path",
-                f.coalesce("since", "at").alias("failing"),
-                f.when(is_start, f.col("at")).otherwise(f.col("since")).alias("failed_over"),
-                f.when(is_start, f.col("cause")).alias("cause"),
-                f.when(f.col("is_back"), f.col("end.at")).alias("returned"),
-                f.when(f.col("is_back"), f.col("end.cause")).alias("returned_by"),
-                f.when(f.col("is_back"), f.col("end.diverted")).alias("diverted"),
-                f.col("end.at").alias("until"),
+    def _outages(self, found: Reconciliation) -> None:
+        outages = [*found.outages()]
+        rows = [outage.row(drained) for outage, drained in outages]
+        self._write("outages", pa.Table.from_pylist(rows, OUTAGES))
+        self._report.outages = [
+            outage.shown(drained) for outage, drained in outages[:REPORT_LISTED]
+        ]
+        self._report.pulled = [*found.pulled()[:REPORT_LISTED]]
+
+    def _transfers(self, found: Reconciliation) -> None:
+        transfers = found.transfers()
+        self._write("transfers", _table(transfers, _TRANSFERS))
+        self._report.transfers = transfers[:REPORT_LISTED]
+        self._report.delays = [
+            DelayStep(2.0 ** (step + LEAST_DELAY), int(messages))
+            for step, messages in enumerate(found.tally.delays)
+            if messages
+        ]
+        self._report.flow = [
+            FlowStep(found.begins + (step + 1) * found.flow_step_s, int(diverted), int(moved))
+            for step, (diverted, moved) in enumerate(
+                zip(found.tally.diverted, found.tally.moved, strict=True)
             )
-        )
-        drained = transfers.where(f.col("result") == MOVED).select(
-            f.lower("path").alias("home"), "moved", "accepted"
-        )
-        # Messages diverted in an outage arrive during it or after it; the last one ends its drain.
-        during = away.join(
-            drained,
-            (f.lower(away["path"]) == drained["home"])
-            & (drained["accepted"] >= away["failed_over"])
-            & (away["until"].isNull() | (drained["accepted"] <= away["until"])),
-            "left",
-        )
-        names = [name for name in away.columns if name != "until"]
-        table = during.groupBy(*names).agg(f.max("moved").alias("drained"))
-        drain = _seconds("returned", "drained")
-        table = (
-            table.withColumn("seconds_to_fail_over", _seconds("failing", "failed_over"))
-            .withColumn("seconds_away", _seconds("failed_over", "returned"))
-            .withColumn(
-                "seconds_to_drain",
-                f.when(drain.isNotNull(), f.greatest(drain, f.lit(0.0))),  # greatest ignores nulls
-            )
-            .orderBy("failed_over", "path", "process")
-            .persist()
-        )
-        try:
-            self._write("outages", table)
-            self._report.outages = _rows(table.limit(1000), EntityOutage)
-        finally:
-            table.unpersist()
-        pulls = events.where(f.col("event") == "BacklogQueuePulled")
-        self._report.pulled = _rows(
-            pulls.groupBy("path").agg(f.count("*").alias("times")).orderBy("path").limit(1000),
-            PulledQueue,
-        )
-
-    # -- transfers -----------------------------------------------------------------------------
-
-    def _transfers(self, transfers: DataFrame, messages: DataFrame) -> None:
-        self._on_progress("transfers ...")
-        delay = f.col("moved").cast("double") - f.col("accepted").cast("double")
-        is_moved = f.col("result") == MOVED
-        delayed = transfers.withColumn("delay", f.when(is_moved, delay))
-        points = [f.lit(point) for point in _PERCENTILES]
-        percentiles = f.percentile_approx("delay", f.array(*points), f.lit(PERCENTILE_ACCURACY))
-        by_path = delayed.groupBy(f.lower("path").alias("home")).agg(
-            f.first("path").alias("path"),
-            f.count_if(is_moved).alias("moved"),
-            f.count_if(f.col("result") == DEAD_LETTERED).alias("dead_lettered"),
-            f.sum("bytes").alias("bytes"),
-            *_each_named("delay", percentiles),
-            f.max("delay").alias("delay_max"),
-        )
-        table = (
-            by_path.join(self._reordered(transfers, messages), "home", "left")
-            .drop("home")
-            .orderBy("path")
-            .persist()
-        )
-        try:
-            self._write("transfers", table)
-            self._report.transfers = _rows(table.limit(1000), EntityTransfers)
-        finally:
-            table.unpersist()
-        step = f.floor(f.log2(f.greatest(f.col("delay"), f.lit(1e-3))))
-        self._report.delays = _rows(
-            delayed.where(is_moved)
-            .groupBy(f.pow(f.lit(2.0), step).alias("seconds"))
-            .agg(f.count("*").alias("messages"))
-            .orderBy("seconds"),
-            DelayStep,
-        )
-        self._report.flow = self._flow(transfers)
-
-    @staticmethod
-    def _reordered(transfers: DataFrame, messages: DataFrame) -> DataFrame:
-        """Return how much the order of arrival differs from the order of acceptance, by entity.
-
-        A message is behind by the number of later messages that arrived before it.
-        """
-        path = f.col("path")
-        home = messages.where(
-            (f.col("event") == "accepted") & ~is_backlog(path) & ~is_dead_letter(path)
-        )
-        moved = transfers.where(f.col("result") == MOVED).withColumn("home", f.lower("path"))
-        # Before anything is grouped: most entities of a ledger got nothing from the backlog.
-        home = (
-            home.withColumn("home", f.lower("path"))
-            .join(f.broadcast(moved.select("home").distinct()), "home", "left_semi")
-            .groupBy("home", "ledger", "number", "first")
-            .agg(f.min("at").alias("at"), f.max("message_id").alias("message_id"))
-        )
-        diverted = moved.groupBy("home", "message_id").agg(
-            f.min("accepted").alias("sent"), f.min("sequence_number").alias("turn")
-        )
-        arrived = home.join(diverted, ["home", "message_id"], "left")
-        by_arrival = Window.partitionBy("home").orderBy("at", "first")
-        by_sending = Window.partitionBy("home").orderBy(
-            f.coalesce("sent", "at"), f.coalesce("turn", "first")
-        )
-        behind = arrived.select(
-            "home",
-            "sent",
-            (f.row_number().over(by_arrival) - f.row_number().over(by_sending)).alias("behind"),
-        )
-        points = f.array(*(f.lit(point) for point in _PERCENTILES))
-        late = f.greatest(f.col("behind"), f.lit(0))
-        percentiles = f.percentile_approx(late, points, f.lit(PERCENTILE_ACCURACY))
-        return (
-            behind.where(f.col("sent").isNotNull())
-            .groupBy("home")
-            .agg(
-                f.count_if(f.col("behind") > 0).alias("reordered"),
-                *_each_named("behind", percentiles),
-                f.max(late).alias("behind_max"),
-            )
-        )
-
-    @staticmethod
-    def _flow(transfers: DataFrame) -> list[FlowStep]:
-        """Return how many messages were diverted and brought home, over time."""
-        span = transfers.agg(
-            f.min("accepted").cast("double").alias("begins"),
-            f.max("moved").cast("double").alias("ends"),
-        ).first()
-        assert span is not None
-        step = max((span["ends"] - span["begins"]) / 100, 0.5)
-        slot = f.floor(((f.col("at").cast("double")) - f.lit(span["begins"])) / f.lit(step))
-        moments = transfers.select(f.col("accepted").alias("at"), f.lit(1).alias("diverted"))
-        moments = moments.withColumn("moved", f.lit(0)).unionByName(
-            transfers.select(f.col("moved").alias("at"), f.lit(0).alias("diverted")).withColumn(
-                "moved", f.lit(1)
-            )
-        )
-        slots = (
-            moments.groupBy(slot.alias("slot"))
-            .agg(f.sum("diverted").alias("diverted"), f.sum("moved").alias("moved"))
-            .orderBy("slot")
-        )
-        return [
-            FlowStep(span["begins"] + (row.slot + 1) * step, row.diverted, row.moved)
-            for row in _rows(slots, _Slot)
+            if diverted or moved
         ]
 
     # -- reconciliation ------------------------------------------------------------------------
 
-    def _at_home(self, messages: DataFrame) -> DataFrame:
-        """Return the rows in which to search for messages that were brought home."""
-        before = _read_before(_locations(self._session, self._settings), self._settings)
-        return messages if before is None else frame(self._session, before, LedgerKind.MESSAGES)
+    def _reconcile(self, found: Reconciliation) -> None:
+        report = self._report
+        report.lost_logs = [
+            LostLog(ledger, at / 1e6, last) for ledger, at, last in found.lost_logs()
+        ]
+        report.statuses = [
+            StatusCount(*key, count) for key, count in sorted(found.counts().items())
+        ]
+        self._write("reconciliation", _table(report.statuses, _RECONCILIATION))
+        report.suspect_count = found.suspect_count
+        parts = found.suspects()
+        first = _at_least(REPORT_SUSPECTS, parts)
+        if self._tables is not None:
+            self._tables.write("suspects", SUSPECTS, chain(first, parts))
+        shown = pa.concat_tables(first).slice(0, REPORT_SUSPECTS)
+        accepted = shown.column("accepted").cast(pa.int64()).to_pylist()
+        report.suspects = [
+            Suspect(**{**row, "accepted": None if at is None else at / 1e6})
+            for row, at in zip(shown.drop("accepted").to_pylist(), accepted, strict=True)
+        ]
 
-    def _reconcile(self, messages: DataFrame, transfers: DataFrame | None) -> None:
-        self._on_progress("reconciliation ...")
-        with Reconciliation(messages, self._survey.ledgers) as found:
-            self._report.lost_logs = [
-                LostLog(ledger, at / 1e6, last) for ledger, at, last in found.lost_logs()
-            ]
-            counts = sorted(found.counts().items())
-            self._report.statuses = [StatusCount(*key, count) for key, count in counts]
-            if self._tables is not None:
-                rows = list(map(asdict, self._report.statuses))
-                table = pa.Table.from_pylist(rows, _RECONCILIATION)
-                self._tables.write_arrow("reconciliation", table)
-            self._name(found.suspects(transfers, self._at_home(messages)))
 
-    def _name(self, suspects: DataFrame | None) -> None:
-        """Collect the messages that are not accounted for."""
-        if suspects is None:
-            suspects = self._session.range(0).selectExpr(*_NO_SUSPECTS)
-        with Settled.of(suspects) as settled:
-            self._report.suspect_count = settled.count
-            ordered = settled.rows.orderBy("ledger", "path", "sequence_number")
-            self._write("suspects", ordered)
-            self._report.suspects = _rows(ordered.limit(100), Suspect)
+def _at_least(rows: int, parts: Iterator[pa.Table]) -> list[pa.Table]:
+    """Return the first parts of a table, with so many rows if there are so many."""
+    found = [next(parts)]
+    while sum(map(len, found)) < rows and (part := next(parts, None)) is not None:
+        found.append(part)
+    return found
+
+
+def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Return rows of the report as a table."""
+    return pa.Table.from_pylist([*map(asdict, rows)], schema)
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:
     """Survey the day before the first day, too: its transfers may have been recorded later."""
     if settings.since is None:
         return None
-    return survey(
-        folders,
-        settings.since - timedelta(days=1),
-        settings.until,
-        skip_bad=True,  # the survey of that day reports bad files
-    )
-
-
-def _rows(table: DataFrame, kind: Callable[..., R]) -> list[R]:
-    """Collect a table; times as seconds, because PySpark would convert them to local time."""
-    columns = [
-        f.col(name).cast("double").alias(name) if kind == "timestamp" else f.col(name)
-        for name, kind in table.dtypes
-    ]
-    return [kind(**row.asDict()) for row in table.select(*columns).collect()]
-
-
-def _seconds(since: str, until: str) -> Column:
-    return f.col(until).cast("double") - f.col(since).cast("double")
-
-
-def _each_named(what: str, percentiles: Column) -> Iterator[Column]:
-    """Yield percentiles as separate columns."""
-    for at, point in enumerate(_PERCENTILES):
-        yield percentiles[at].alias(f"{what}_p{point * 100:.0f}")
+    day = settings.since - timedelta(days=1)
+    return survey(folders, day, day, skip_bad=True)  # the report is not about this day

@@ -37,11 +37,16 @@ class Survey:
     files: dict[LedgerKind, dict[str, list[Location]]]  # by ledger
     ledgers: Sequence[str]  # names in the order of the folders
     left_out: list[LeftOut] = field(default_factory=list)
-    rows: dict[LedgerKind, int] = field(default_factory=dict)
+    groups: dict[Location, tuple[int, ...]] = field(default_factory=dict)  # rows of row groups
 
     def count(self, kind: LedgerKind) -> int:
         """Return the number of files of a kind."""
         return sum(map(len, self.files[kind].values()))
+
+    def rows(self, *kinds: LedgerKind) -> int:
+        """Return the number of rows of some kinds."""
+        files = (paths for kind in kinds for paths in self.files[kind].values())
+        return sum(sum(self.groups[path]) for paths in files for path in paths)
 
     def leave_out(self, path: str, why: str) -> bool:
         """Remove a file from the survey; return whether it was there."""
@@ -83,7 +88,7 @@ def survey(
             surveyed.left_out.append(LeftOut(path, footer))
         else:
             found[kind].setdefault(name, []).append(path)
-            surveyed.rows[kind] = surveyed.rows.get(kind, 0) + footer.rows
+            surveyed.groups[path] = footer.groups
     surveyed.left_out += [skipped for folder in named.values() for skipped in _strangers(folder)]
     bad = [skipped for skipped in surveyed.left_out if not skipped.why.startswith("unfinished")]
     if bad and not skip_bad:

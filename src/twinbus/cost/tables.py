@@ -1,21 +1,24 @@
 """Writes a report's tables to a folder, on any file system.
 
-Each table is one file that appears complete. Spark writes it as a part file in a folder whose name
-begins with a dot; the part file is then renamed to the name of the table.
+Each table is one file that appears complete. Its rows come in parts, so that a large table is never
+complete in memory.
 """
 
-import shutil
 import tempfile
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from twinbus.files import write_all_whole
-from twinbus.locations import HadoopPath, as_uri
+from twinbus.locations import HadoopPath
+
+_CSV = pyarrow.csv.WriteOptions(quoting_style="needed")
 
 
 class TableFolder:
@@ -25,41 +28,27 @@ class TableFolder:
         self._folder = HadoopPath(session, folder) if isinstance(folder, str) else folder
         self._format = table_format
 
-    def write(self, name: str, table: DataFrame) -> None:
-        """Write a data frame of Spark as a table."""
+    def write(self, name: str, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+        """Write the parts of a table, in their order."""
         folder, file = self._folder, f"{name}.{self._format}"
+        save = partial(self._save, schema, parts)
         if isinstance(folder, Path):
             folder.mkdir(parents=True, exist_ok=True)
-            local = folder / f".{name}"
-            self._save(table, as_uri(local))
-            [part] = local.glob(f"part-*.{self._format}")
-            part.replace(folder / file)
-            shutil.rmtree(local)
-        else:
-            folder.mkdir()
-            draft = folder / f".{name}"
-            self._save(table, as_uri(draft))
-            [written] = draft.glob("part-*")
-            written.rename(folder / file)
-            draft.remove()
-
-    def _save(self, table: DataFrame, uri: str) -> None:
-        writer = table.coalesce(1).write.mode("overwrite")
-        if self._format == "csv":
-            writer.option("header", True).csv(uri)
-        else:
-            writer.parquet(uri)
-
-    def write_arrow(self, name: str, table: pa.Table) -> None:
-        """Write an Arrow table of this process."""
-        write = pyarrow.csv.write_csv if self._format == "csv" else pq.write_table
-        folder, file = self._folder, f"{name}.{self._format}"
-        if isinstance(folder, Path):
-            folder.mkdir(parents=True, exist_ok=True)
-            write_all_whole({folder / file: partial(write, table)}, is_private=False)
+            write_all_whole({folder / file: save}, is_private=False)
             return
         folder.mkdir()
         with tempfile.TemporaryDirectory(prefix="twinbus-report-") as drafts:
             local = Path(drafts) / file
-            write(table, local)
+            with local.open("wb") as target:
+                save(target)
             (folder / file).put(local)
+
+    def _save(self, schema: pa.Schema, parts: Iterable[pa.Table], target: BinaryIO) -> None:
+        if self._format == "csv":
+            with pyarrow.csv.CSVWriter(target, schema, write_options=_CSV) as lines:
+                for part in parts:
+                    lines.write_table(part)
+            return
+        with pq.ParquetWriter(target, schema) as rows:
+            for part in parts:
+                rows.write_table(part)
