@@ -51,6 +51,14 @@ def admin(bus: Bus) -> "ServiceBusAdministrationClient":
     return bus.admin
 
 
+@pytest.fixture(scope="module")
+def subscription(bus: Bus) -> str:
+    topic = bus.name()
+    bus.admin.create_topic(topic)
+    bus.admin.create_subscription(topic, "rules")
+    return topic
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A server of one test, which may kill it."""

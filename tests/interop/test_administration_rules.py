@@ -44,14 +44,6 @@ CORRELATION: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def subscription(bus: Bus) -> str:
-    topic = bus.name()
-    bus.admin.create_topic(topic)
-    bus.admin.create_subscription(topic, "rules")
-    return topic
-
-
 def test_a_subscription_begins_with_a_rule_that_takes_everything(
     admin: ServiceBusAdministrationClient, subscription: str
 ) -> None:

@@ -92,11 +92,7 @@ def troubles(site: Site) -> list[str]:
 
 def failure(call: BlockingRequest) -> MessagingError | None:
     """Return the error that a call was answered with, or None."""
-    try:
-        call.result(0)
-    except MessagingError as error:
-        return error
-    return None
+    return call._error  # its result can be taken only once
 
 
 def failed_alone(call: BlockingRequest) -> list[str]:
@@ -313,7 +309,7 @@ def outcome(site: Site, path: str, call: BlockingRequest | None) -> dict[str, An
         if queue.path.startswith(path)
     }
     if call is not None:
-        found["answer"] = "none" if not call.done else type(failure(call) or call.result())
+        found["answer"] = "none" if not call.done else type(failure(call) or call._value)
     return found
 
 
