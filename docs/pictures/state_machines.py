@@ -19,7 +19,7 @@ from twinbus.amqp import lifecycle as amqp
 from twinbus.broker import lifecycle as message
 from twinbus.client.state import FactoryState
 from twinbus.pairing import health
-from twinbus.pairing.lifecycle import Partnership, Side, hear, verdict
+from twinbus.pairing.lifecycle import Partnership, Side, after_state, verdict
 
 FOLDER = Path(__file__).parent
 BOX_WIDTH, LINE_HEIGHT = 184, 16
@@ -132,7 +132,10 @@ def partners_machine() -> Machine:
             continue
         sides = (first,) if partners == Partnership() else (first, other)
         outcomes = [
-            (f"{'one' if side is first else 'the other'} is {name}", hear(partners, side, state, 0))
+            (
+                f"{'one' if side is first else 'the other'} is {name}",
+                after_state(partners, side, state, 0),
+            )
             for side in sides
             for name, state in events.items()
         ]

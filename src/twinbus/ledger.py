@@ -218,7 +218,7 @@ class Ledger:
             path = self._new_path(from_us(int(moments[here].max())))
             parts[path] = rows if here.all() else rows.filter(pa.array(here))
         write_all_whole({path: partial(self._write_rows, part) for path, part in parts.items()})
-        self._clear_away(from_us(now_us))
+        self._delete_old_days(from_us(now_us))
         return list(parts)
 
     def _new_path(self, latest: datetime) -> Path:
@@ -255,7 +255,7 @@ class Ledger:
         except (OSError, ValueError):
             return "", "", ""
 
-    def _clear_away(self, now: datetime) -> None:
+    def _delete_old_days(self, now: datetime) -> None:
         """Delete the days that are too old and merge the files of finished ones, once a day.
 
         Files that cannot be deleted or merged are left in place.

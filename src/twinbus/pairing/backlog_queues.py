@@ -152,7 +152,7 @@ def prepare_backlog(
     if not paths:
         raise InvalidArgumentError(
             f"every backlog queue of {primary.name} requires sessions, and diverted messages have "
-            "none. Delete these queues; the next pairing creates new ones"
+            "no session. Delete these queues; the next pairing creates new ones"
         )
     return PreparedBacklog(paths, missing)
 

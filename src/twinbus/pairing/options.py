@@ -82,7 +82,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
 
     @property
     def backlog_queue_count(self) -> int:
-        """The number of backlog queues: before pairing as asked for, then as many as are used."""
+        """The requested number of backlog queues; after pairing, the number in use."""
         if self._pairing is None:
             return self.wanted_backlog_queues
         return len(self._pairing.backlog_queues())
