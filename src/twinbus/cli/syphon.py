@@ -235,11 +235,11 @@ def _terminate(*_: object) -> None:
 
 
 def _backlog(manager: NamespaceManager, queues: Iterable[str]) -> SyphonProgress:
-    """Return what waits before the syphon runs; nothing, if the queues cannot be asked."""
+    """Return how many messages wait before the syphon runs; none if the queues do not answer."""
     try:
         waiting = [manager.get_runtime_properties(path).active_message_count for path in queues]
     except MessagingError:
-        return SyphonProgress()  # the syphon reports what it finds
+        return SyphonProgress()  # the syphon reports the number later
     return SyphonProgress(waiting=sum(waiting))
 
 

@@ -120,7 +120,7 @@ def _ledger_folder(ledger: str | Path) -> Path:
     if isinstance(folder, str) or is_uri(str(folder)):
         raise InvalidArgumentError(
             f"ledger is {str(ledger)!r}, which is on another file system. An application writes "
-            "its events without Spark, so its ledger must be a local folder. `twinbus syphon "
-            "--ledger` and `twinbus report` take URIs of file systems that Spark reaches"
+            "its events without Spark: give a local folder. Only `twinbus syphon --ledger` and "
+            "`twinbus report` accept URIs of file systems that Spark reaches"
         )
     return folder

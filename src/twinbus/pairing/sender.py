@@ -344,7 +344,7 @@ class PairedRoute:
         primary = self._board.cause_of(path)
         left, count = len(diversion.remainder.command.messages), len(diversion.messages)
         which = "the messages" if left == count else f"{left} of {count} messages"
-        refused = "no backlog queue accepted its messages"
+        refused = "no backlog queue accepted the messages"
         if only:
             refused = (
                 f"its backlog queue {only} did not accept the messages. With preserve_order they "

@@ -1,7 +1,7 @@
 """Hands the requests of a server's connections to the broker: one turn for all that arrived.
 
-The event loop reads every socket that is ready and then runs one turn: the broker decides all
-requests that arrived, flushes once, and answers. That is group commit, and no thread is woken.
+The event loop reads every socket that is ready and then runs one turn: the broker executes all
+requests that arrived, flushes once, and answers. This is group commit without waking a thread.
 While flushes are slow, the broker's own thread runs the turns instead, so that the loop keeps
 reading and answers pings and health checks.
 """
@@ -90,9 +90,9 @@ class Turns:
     def add(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
         """Execute requests of clients, together with others that arrive now.
 
-        `may_turn` says that they come directly from a socket. If no other socket is ready, and the
-        last turn answered nobody else, then no other request can share this turn. The turn starts
-        at once and saves a round of the loop.
+        `may_turn` means that they come directly from a socket. If no other socket is ready, and the
+        last turn answered no other client, then no other request can share this turn. So the turn
+        starts at once, which saves a round of the loop.
         """
         if self.interceptor is not None:
             requests = self.interceptor.arrived(requests)
