@@ -62,12 +62,12 @@ class EntityStatus(Enum):
 
     @property
     def allows_send(self) -> bool:
-        """Whether messages may come in."""
+        """Whether messages may be sent to the entity."""
         return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
 
     @property
     def allows_receive(self) -> bool:
-        """Whether messages may go out."""
+        """Whether messages may be received from the entity."""
         return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
 
 
@@ -87,7 +87,7 @@ def backlog_folder(primary: str) -> str:
 
 
 def is_backlog_folder(path: str) -> bool:
-    """Whether a path is that of a folder of backlog queues."""
+    """Whether a path is the folder of the backlog queues of a primary."""
     return f"{path.lower()}/".endswith(BACKLOG_INFIX)
 
 
@@ -254,7 +254,7 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """Selects messages whose fields equal all the given ones; None means any."""
+    """Selects messages that equal it in each field that is not None, and in each property."""
 
     message_id: str | None = None
     session_id: str | None = None

@@ -230,7 +230,7 @@ def _watch(
 
 
 def _terminate(*_: object) -> None:
-    """End the command before the syphon runs; the start of Spark cleans up after itself."""
+    """End the command before the syphon runs; the code that starts Spark then kills its JVM."""
     sys.exit(_TERMINATED)
 
 

@@ -37,7 +37,7 @@ def service_bus(text: str, name: str = "shop") -> str:
 class ServiceBusFleet(Fleet):
     """Applications that are written on the SDK, each with a paired client."""
 
-    pace_s = 0.5  # the SDK completes one order after the other: the consumer must keep up
+    pace_s = 0.5  # slow, because the consumer completes one order after the other on the SDK
     refusals = (ServiceBusError,)
 
     def open(

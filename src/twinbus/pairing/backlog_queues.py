@@ -158,7 +158,7 @@ def prepare_backlog(
 
 
 def _adopt(manager: NamespaceManager, primary: PrimaryIdentity, queue: QueueDescription) -> None:
-    """Write this primary into the metadata of a queue that names none, so that no other uses it."""
+    """Write this primary into the metadata of a queue without one, so that no other uses it."""
     if PrimaryIdentity.of_queue(queue) is not None:
         return
     metadata = primary.to_metadata(queue.user_metadata)

@@ -46,8 +46,8 @@ class Look:
     queue: int
     first: int  # sequence number to look from
     until: int  # the last sequence number that matters
-    begun: int  # diversions that had begun
-    is_quiet: bool  # all of these had ended
+    begun: int  # diversions that had begun when the look began
+    is_quiet: bool  # all these diversions had ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,11 @@ class Diversions:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was diverted since everything was home."""
+        """Whether every diverted message is known to be home."""
         return self.begun == self.home
 
     def begin(self) -> int:
-        """Record that a diversion begins; return its place in the order of all."""
+        """Record that a diversion begins; return its place among all diversions of the entity."""
         self.begun += 1
         self.in_flight += 1
         return self.begun

@@ -73,7 +73,7 @@ class ServiceBusConnection(ClientConnection):
         if self._is_aborted:
             return
         amqp, transport = self.conversation.amqp, self.transport
-        # May allow the conversation to write more.
+        # Fewer buffered bytes may allow the conversation to write more.
         self.conversation.note_buffered(unwritten_bytes(transport))
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
