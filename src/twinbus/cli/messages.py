@@ -405,7 +405,7 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
     ):
         for messages in _batches(dead, most, NO_WAIT):
             sender.send_batch([_renamed(message) for message in messages])
-            dead.complete(messages)  # after the send: a crash in between repeats messages, and loses none
+            dead.complete(messages)  # after the send: a crash in between loses nothing
             done += len(messages)
             advance(len(messages))
     _report_count(settings, "resubmitted", done)
