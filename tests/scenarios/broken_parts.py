@@ -28,8 +28,10 @@ from twinbus.broker.sending.routing import Router
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
 from twinbus.broker.turn import namespace as namespace_module
+from twinbus.broker.turn import queue_commands as queue_commands_module
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.broker.turn.namespace import BrokerNamespace
+from twinbus.broker.turn.sends import Sends
 from twinbus.clock import ManualClock, from_us
 from twinbus.ledger import NO_LEDGER
 from twinbus.limits import NEVER_US
@@ -51,7 +53,8 @@ PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, o
     (Throttle, "check_room"),
     *((Deaths, "number"), (Bodies, "release"), (Bodies, "fetch"), (DuplicateHistory, "fresh")),
     *((LockNumbers, "next"), (Repeats, "note"), (queue_module, "delivered")),
-    *((namespace_module, name) for name in ("lease_range", "settle_range", "renew_range")),
+    (namespace_module, "lease_range"),
+    *((queue_commands_module, name) for name in ("lease_range", "settle_range", "renew_range")),
     *((intake_module, name) for name in ("to_batch", "sizes_of", "check_values")),
 ]
 
@@ -72,12 +75,12 @@ class BrokenParts:
         self.met = ""  # the part that raised
         for owner, name in PARTS:
             patch.setattr(owner, name, self._breaking(name, getattr(owner, name)))
-        self._arm(patch, "_execute_one", lambda args: args[0].command)
-        self._arm(patch, "send", lambda args: args[0])
-        self._arm(patch, "_tick_one", lambda args: args[0].path)
-        self._arm(patch, "_serve_one", lambda args: args[3].request)
-        self._arm(patch, "check_send", lambda args: f"spilling to {args[0].path}")
-        self._arm(patch, "take_spilled", lambda args: f"spilled to {args[0].path}")
+        self._arm(patch, BrokerNamespace, "_execute_one", lambda args: args[0].command)
+        self._arm(patch, Sends, "execute", lambda args: args[0])
+        self._arm(patch, BrokerNamespace, "_tick_one", lambda args: args[0].path)
+        self._arm(patch, BrokerNamespace, "_serve_one", lambda args: args[3].request)
+        self._arm(patch, Sends, "check_send", lambda args: f"spilling to {args[0].path}")
+        self._arm(patch, Sends, "take_spilled", lambda args: f"spilled to {args[0].path}")
 
     def _breaking(self, name: str, part: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **named: Any) -> Any:
@@ -97,22 +100,26 @@ class BrokenParts:
         return call
 
     def _arm(
-        self, patch: pytest.MonkeyPatch, method: str, about: Callable[[tuple[Any, ...]], Any]
+        self,
+        patch: pytest.MonkeyPatch,
+        owner: type,
+        method: str,
+        about: Callable[[tuple[Any, ...]], Any],
     ) -> None:
-        """Let parts raise while this method of the namespace decides what is meant."""
-        decide = getattr(BrokerNamespace, method)
+        """Let parts raise while this method of the broker decides what is meant."""
+        decide = getattr(owner, method)
 
-        def call(namespace: BrokerNamespace, *args: Any) -> Any:
+        def call(part: Any, *args: Any) -> Any:
             if not self._is_meant(about(args)):
-                return decide(namespace, *args)
+                return decide(part, *args)
             self._calls = 0
             self._depth += 1
             try:
-                return decide(namespace, *args)
+                return decide(part, *args)
             finally:
                 self._depth -= 1
 
-        patch.setattr(BrokerNamespace, method, call)
+        patch.setattr(owner, method, call)
 
     @contextmanager
     def breaking(self, at: int, is_meant: Callable[[Any], bool]) -> Iterator[None]:
@@ -226,7 +233,7 @@ def late_timers(site: Site) -> list[str]:
             *(waiter.deadline for waiter in queue.waiters),
         ]
         first = min(moments, default=NEVER_US)
-        alarm = namespace._armed.get(queue.entity, NEVER_US)
+        alarm = namespace._alarms._armed.get(queue.entity, NEVER_US)
         if first < NEVER_US and alarm > max(first, site.engine._now + queue.pause):
             found.append(f"{queue.path} is due at {first}, but its alarm is at {alarm}")
         if first < queue.next_event:

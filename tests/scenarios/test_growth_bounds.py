@@ -11,7 +11,7 @@ from tests.scenarios.neighbours import JUNK, NEWS, SPORT, Neighbour, Street, mes
 from tests.scenarios.site import Site
 from twinbus.broker.entities import management
 from twinbus.broker.queue import leasing, queue
-from twinbus.broker.turn import namespace
+from twinbus.broker.turn import overload
 from twinbus.entities import (
     CorrelationFilter,
     QueueDescription,
@@ -180,7 +180,7 @@ GROWTHS = {
         management, "MAX_KEYS", root, put_key, QuotaExceededError, before=5
     ),
     "ids of duplicate detection": Growth(
-        namespace,
+        overload,
         "MAX_REMEMBERED_IDS",
         root,
         lambda number: Send("ids", messages(1, message_id=f"m{number}")),

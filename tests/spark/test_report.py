@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.log import Log
+from twinbus.broker.store.log_reading import fill_gap
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.cli.root import root
 from twinbus.clock import ManualClock
@@ -150,7 +151,7 @@ def _blot_out(folder: Path, number: int) -> None:
     segment = log.segments[records[at].parts[0][1].segment]
     begin = _offset(records[at])
     end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
-    log._fill_gap(segment, begin, end, number)
+    fill_gap(log._storage, segment, begin, end, number)
     log.close()
 
 

@@ -12,13 +12,12 @@ carries its origin in the property `x-twinbus-origin`, so that consumers can det
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pyarrow as pa
 from azure.servicebus._pyamqp.error import AMQPException
@@ -30,16 +29,10 @@ from twinbus.errors import (
     EntityNotFoundError,
     MessagingError,
     NamespaceClosedError,
-    OperationTimeoutError,
-    SessionCannotBeLockedError,
-    SessionLockLostError,
 )
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import (
-    AZURE_ACCEPT_GRACE_S,
-    AZURE_ACCEPT_S,
-    AZURE_ACCEPT_SLICE_S,
     AZURE_POLL_S,
     AZURE_REQUEST_S,
     AZURE_SWEEP_S,
@@ -51,6 +44,7 @@ from twinbus.limits import (
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.azure_crew import Crew
 from twinbus.namespace.azure_errors import MappedFailure, mapped, to_messaging_error
+from twinbus.namespace.azure_jobs import AzureJob, SendLanes
 from twinbus.namespace.azure_links import AzureLink, LinkKey, LinkPool, LinkPurpose
 from twinbus.namespace.azure_management import AzureAdministration
 from twinbus.namespace.azure_receiving import (
@@ -66,6 +60,7 @@ from twinbus.namespace.azure_receiving import (
 )
 from twinbus.namespace.azure_sdk import new_linkless, new_receiver, open_client
 from twinbus.namespace.azure_sending import send
+from twinbus.namespace.azure_sessions import AzureSessions
 from twinbus.protocol import commands as c
 from twinbus.protocol.capabilities import EVERY_CAPABILITY, Capability
 from twinbus.protocol.remainder import accepted_in
@@ -83,48 +78,6 @@ CAPABILITIES = EVERY_CAPABILITY - {
     Capability.RECEIPT_NUMBERS,  # only for scheduled messages
     Capability.WHOLE_BATCHES,  # only for messages that fit into one AMQP batch
 }
-
-
-class AzureJob:
-    """A command in progress, and the future of its caller."""
-
-    def __init__(self, command: c.Command[Any], timeout_s: float) -> None:
-        self.command: Any = command
-        self.future: Future[Any] = Future()
-        self.future.set_running_or_notify_cancel()  # a submitted command cannot be cancelled
-        self.link: AzureLink | None = None  # the link that it uses now
-        self.is_abandoned = False
-        self._deadline = time.monotonic() + timeout_s
-        self._ends = threading.Lock()
-        self._is_answered = False  # its future has a result, or is about to get one
-
-    @property
-    def left_s(self) -> float:
-        """How much time the command has left."""
-        return max(self._deadline - time.monotonic(), 0.0)
-
-    def abandon(self) -> bool:
-        """Stop waiting for the reply; return False if the reply has just arrived."""
-        with self._ends:
-            if self._is_answered:
-                return False
-            self.is_abandoned = True
-        link = self.link
-        if link is not None:
-            link.abort()
-        return True
-
-    def answer(self, value: Any, error: MessagingError | None = None) -> bool:
-        """Complete the future; return False if nobody waits for it any more."""
-        with self._ends:
-            if self.is_abandoned:
-                return False
-            self._is_answered = True
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(value)
-        return True
 
 
 class AzureNamespace(Closable):
@@ -155,9 +108,9 @@ class AzureNamespace(Closable):
         self._closers = Crew("twinbus-azure-closing", AZURE_WORKERS)
         self._links = LinkPool(self._new_link, self._closers)
         self._locks = MessageLocks()
-        self._sessions: dict[UUID, AzureLink] = {}
+        self._sessions = AzureSessions(self._client, self._clock, self._locks, self._closers)
         self._jobs: set[AzureJob] = set()
-        self._lanes: dict[str, deque[AzureJob]] = {}  # sends that wait for an earlier send, by path
+        self._lanes = SendLanes()
         self._lock = threading.Lock()
         self._is_closed = False
         self._sweeper: threading.Thread | None = None
@@ -229,28 +182,11 @@ class AzureNamespace(Closable):
                 raise NamespaceClosedError(NAMESPACE_CLOSED)
             self._jobs.add(job)
             self._start_sweeper()
-            if type(command) is c.Send and self._queue_send(job):
+            if type(command) is c.Send and self._lanes.queue(job):
                 return job
         crew = self._waiters if waits(command) else self._workers
         crew.submit(lambda: self._execute_lane(job))
         return job
-
-    def _queue_send(self, job: AzureJob) -> bool:
-        """Queue a send behind others to its entity, under the lock; return whether there is one."""
-        waiting = self._lanes.get(job.command.path)
-        if waiting is not None:
-            waiting.append(job)
-            return True
-        self._lanes[job.command.path] = deque()
-        return False
-
-    def _next_send(self, path: str) -> AzureJob | None:
-        with self._lock:
-            waiting = self._lanes[path]
-            if waiting:
-                return waiting.popleft()
-            del self._lanes[path]
-            return None
 
     def _execute_lane(self, job: AzureJob) -> None:
         """Execute a command; after a send, also the sends to its entity that arrived meanwhile."""
@@ -258,6 +194,10 @@ class AzureNamespace(Closable):
         if type(job.command) is c.Send:
             while (following := self._next_send(job.command.path)) is not None:
                 self._execute(following)
+
+    def _next_send(self, path: str) -> AzureJob | None:
+        with self._lock:
+            return self._lanes.next(path)
 
     def _execute(self, job: AzureJob) -> None:
         """Execute a command and complete it; undo it if nobody waits any more."""
@@ -398,7 +338,7 @@ class AzureNamespace(Closable):
         use: Callable[[AzureLink], list[BrokeredMessage]],
     ) -> pa.RecordBatch:
         """Receive on the link that has locked the session, under message locks; then settle."""
-        found = delivery_batch(self._with_session(session, use))
+        found = delivery_batch(self._sessions.use(session, use))
         if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
             return found
         tokens = found.column("lock_token")
@@ -418,7 +358,7 @@ class AzureNamespace(Closable):
             return receive_deferred(link, command, job.left_s)
 
         if command.session is not None:
-            return delivery_batch(self._with_session(command.session, use))
+            return delivery_batch(self._sessions.use(command.session, use))
         return delivery_batch(self._with_link(job, _manages(command.path), use))
 
     def _peek(self, job: AzureJob) -> pa.RecordBatch:
@@ -435,7 +375,7 @@ class AzureNamespace(Closable):
             return delete_messages(link, command, job.left_s)
 
         if command.session is not None:
-            return self._with_session(command.session, use)
+            return self._sessions.use(command.session, use)
         return self._with_link(job, _manages(command.path), use)
 
     def _list_sessions(self, job: AzureJob) -> list[str]:
@@ -475,97 +415,28 @@ class AzureNamespace(Closable):
     # -- sessions ------------------------------------------------------------------------------
 
     def _accept_session(self, job: AzureJob) -> c.SessionGrant:
-        command: c.AcceptSession = job.command
-        deadline = self._clock.now_us() + to_us(command.wait)
-        while True:
-            try:
-                return self._try_accept(job, command, deadline)
-            except Exception as failure:
-                error = to_messaging_error(failure, command.path)
-                if not isinstance(error, SessionCannotBeLockedError | OperationTimeoutError):
-                    raise
-                is_over = self._clock.now_us() >= deadline
-                if is_over or job.is_abandoned or self._is_closed:
-                    raise _no_session(command) from failure
-            time.sleep(AZURE_POLL_S)
-
-    def _try_accept(self, job: AzureJob, command: c.AcceptSession, deadline: int) -> c.SessionGrant:
-        left_s = self._clock.seconds_until(deadline) or 0.0  # None: a manual clock
-        wait_s = min(max(left_s, AZURE_ACCEPT_S), AZURE_ACCEPT_SLICE_S)
-        sdk = new_receiver(
-            self._client,
-            command.path,
-            session_id=command.session_id,
-            next_session_s=wait_s if command.session_id is None else None,
-        )
-        key = LinkKey(command.path, LinkPurpose.LOCK)
-        link = job.link = AzureLink(key, sdk, has_session=True)
-        try:
-            with link.turn:
-                link.open(min(job.left_s, wait_s + AZURE_ACCEPT_GRACE_S))
-        except BaseException:
-            self._closers.submit(link.close)
-            raise
-        finally:
-            job.link = None
-        lock = c.SessionLock(str(sdk.session.session_id), uuid4())
-        self._sessions[lock.lock_token] = link
-        until = sdk.session.locked_until_utc
-        assert until is not None
-        return c.SessionGrant(lock, until)
-
-    def _with_session(self, lock: c.SessionLock, use: Callable[[AzureLink], R]) -> R:
-        """Use the link that has locked a session; a lost link means that the session is lost."""
-        link = self._sessions.get(lock.lock_token)
-        is_other = link is not None and str(link.sdk.session.session_id) != lock.session_id
-        if link is None or is_other or link.has_failed or not link.is_open:
-            raise SessionLockLostError(
-                f"session {lock.session_id!r:.60} is not locked by this client; accept it again",
-                session_id=lock.session_id,
-            )
-        try:
-            return use(link)
-        except Exception as failure:
-            row = mapped(failure)
-            if row.is_silent:
-                link.suspect()
-            is_lost = isinstance(to_messaging_error(failure, ""), SessionLockLostError)
-            if row.is_stale or link.has_failed or is_lost:
-                self._release(lock)
-                raise SessionLockLostError(
-                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}. Accept the "
-                    "session again",
-                    session_id=lock.session_id,
-                ) from failure
-            raise
-
-    def _release(self, lock: c.SessionLock) -> None:
-        link = self._sessions.pop(lock.lock_token, None)
-        if link is not None:
-            self._locks.forget_link(link)
-            link.close()
+        return self._sessions.accept(job, lambda: job.is_abandoned or self._is_closed)
 
     def _release_session(self, job: AzureJob) -> None:
-        self._with_session(job.command.session, lambda _: None)
-        self._release(job.command.session)
-
-    def _on_session(self, job: AzureJob, use: Callable[[Any], R]) -> R:
-        def with_turn(link: AzureLink) -> R:
-            with link.turn:
-                return use(link.sdk.session)
-
-        return self._with_session(job.command.session, with_turn)
+        self._sessions.use(job.command.session, lambda _: None)
+        self._sessions.release(job.command.session)
 
     def _renew_session(self, job: AzureJob) -> Any:
-        return self._on_session(job, lambda session: session.renew_lock(timeout=job.left_s))
+        return self._sessions.on_session(
+            job.command.session, lambda session: session.renew_lock(timeout=job.left_s)
+        )
 
     def _get_state(self, job: AzureJob) -> bytes | None:
-        state = self._on_session(job, lambda session: session.get_state(timeout=job.left_s))
+        state = self._sessions.on_session(
+            job.command.session, lambda session: session.get_state(timeout=job.left_s)
+        )
         return None if state is None else bytes(state)
 
     def _set_state(self, job: AzureJob) -> None:
         state = job.command.state
-        self._on_session(job, lambda session: session.set_state(state, timeout=job.left_s))
+        self._sessions.on_session(
+            job.command.session, lambda session: session.set_state(state, timeout=job.left_s)
+        )
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -600,8 +471,7 @@ class AzureNamespace(Closable):
         for job in list(self._jobs):
             job.answer(None, NamespaceClosedError(NAMESPACE_CLOSED))
             job.is_abandoned = True
-        idle = [*self._links.close(), *self._sessions.values()]
-        self._sessions = {}
+        idle = [*self._links.close(), *self._sessions.close()]
         ended = [threading.Event() for _ in idle]
         for link, event in zip(idle, ended, strict=True):
             self._closers.submit(partial(_close, link, event))
@@ -625,17 +495,6 @@ def _check_path(command: c.Command[Any]) -> None:
 def _has_worked(failure: BaseException) -> bool:
     """Return whether an open link has ended for a reason that a new link may not have."""
     return mapped(failure).is_stale and isinstance(failure, AMQPException)
-
-
-def _no_session(command: c.AcceptSession) -> SessionCannotBeLockedError:
-    """Return the error for a session that is not available, or did not become available."""
-    what = f"session {command.session_id!r:.60} of {command.path} is locked by another receiver"
-    end = ", which did not release it in time; try again or wait longer"
-    if command.session_id is None:
-        what = f"{command.path} has no unlocked session with messages"
-        end = ", and none appeared in time; try again or wait longer"
-    text = what + (end if command.wait else "; try again, or wait for it")
-    return SessionCannotBeLockedError(text, path=command.path, session_id=command.session_id)
 
 
 def _time_for(command: c.Command[Any]) -> float:

@@ -7,16 +7,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from twinbus.broker.accounts.ledgers import Lineage
-from twinbus.broker.turn.engine import (
-    Engine,
-    EngineSettings,
-    Flushes,
-    Recovery,
-    Snapshot,
-    Storages,
-    Vitals,
-)
+from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.broker.turn.namespace import NamespaceSettings
+from twinbus.broker.turn.vitals import Flushes, Recovery, Snapshot, Vitals
 from twinbus.broker.turn.writer import InlineWriter, ThreadedWriter, Writer
 from twinbus.clock import Clock, SystemClock
 from twinbus.entities import EntityDescription

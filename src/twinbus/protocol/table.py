@@ -53,7 +53,7 @@ class CommandRow:
 
     command: type[c.Command[Any]]
     claim: Claim
-    handler: str  # a method of the broker's namespace, or of its management
+    handler: str  # a method of the part of the broker that has the commands of this claim
     reach: Reach = Reach.ENTITY
     is_managing: bool = False  # manages entities, rules, keys or the meter
     may_wait: bool = False  # may wait at a queue for its reply

@@ -40,7 +40,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from twinbus.broker.turn.engine import Vitals
+from twinbus.broker.turn.vitals import Vitals
 from twinbus.clock import from_us
 from twinbus.errors import MessagingError, UnauthorizedError
 from twinbus.files import tree_bytes

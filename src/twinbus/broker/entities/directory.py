@@ -12,6 +12,7 @@ from twinbus.entities import (
     EntityDescription,
     SubscriptionDescription,
     TopicDescription,
+    dead_letter_path,
     forward_targets,
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError
@@ -69,6 +70,15 @@ class Directory:
             f"{entity.description.path}{SUBSCRIPTIONS}name",
             path=path,
         )
+
+    def metered_path(self, path: str) -> str:
+        """Return the path under which operations are metered; unknown paths share one."""
+        name = path.lower()
+        entity = self.find(name.removesuffix(_DEAD_LETTER))
+        if entity is None:
+            return ""
+        known = entity.description.path
+        return dead_letter_path(known) if name.endswith(_DEAD_LETTER) else known
 
     def queue_numbered(self, number: int) -> Queue | None:
         """Return the queue with this number in the log."""

@@ -112,6 +112,11 @@ class Entity:
         dead = self.queue.dead_letter
         return [self.queue] if dead is None else [self.queue, dead]
 
+    def note_use(self, now: int) -> None:
+        """Record a use, from which the idle time counts."""
+        self.accessed_us = now
+        self.queue.idle_at = min(now + self.idle_us, NEVER_US)
+
     def check_send(self) -> None:
         """Refuse if its status does not allow sends."""
         if not self.description.status.allows_send:

@@ -36,6 +36,6 @@ def operators_of(rule: RuleFilter | SqlAction) -> int:
 
 def failed_rows(error: Exception, count: int) -> npt.NDArray[np.bool_] | None:
     """Return the mask of the rows for which a rule failed, if the error contains it."""
-    from twinbus.broker.entities import filters  # noqa: PLC0415 - see above
+    from twinbus.broker.entities import rule_values  # noqa: PLC0415 - see above
 
-    return filters.failed_rows(error, count)
+    return rule_values.failed_rows(error, count)

@@ -1,32 +1,27 @@
 """The log: append-only segments of commit records, one checksum and one sync per record.
 
-log_format.py draws the layout of segments and records.
+log_format.py draws the layout of segments and records. The thread with the turn appends.
 
 A segment's space is reserved when it begins, and the files of dropped segments are overwritten: a
 sync that does not extend the file takes half the time. The bytes after the last record are zeros or
 old records, whose checksums do not match the new salt. A segment is renamed to its name when its
 header is on the disk.
 
-Each record is synced before the next is written, so only the last record can be torn. A torn tail
-is cut off and its bytes are kept in `cut/`. A bad record followed by good ones is damage. Because
-of the salt, a message body that is a copy of some log cannot look like a good record.
+Each record is synced before the next is written, so only the last record can be torn. A segment is
+sealed when the next one is on the disk. Before the oldest segment is removed, the newest records it
+in its header. log_reading.py reads the log at a start, and detects by this what is missing.
 
-A missing segment is always detected. A segment is sealed when the next one is on the disk, so a
-sealed last segment has lost its successors. Before the oldest segment is removed, the newest
-records it in its header. LOCK contains the number of a durable record: the first of the newest
-segment, or the last one after the log was closed. If all segments are missing, the engine refuses
-to start. If LOCK contains the last record, a start need not write to a disk that may be full.
+LOCK contains the number of a durable record: the first of the newest segment, or the last one after
+the log was closed. If all segments are missing, the engine refuses to start. If LOCK contains the
+last record, a start need not write to a disk that may be full.
 
 `reserve` is a file of reserved space: when the disk is full, records that free space go there.
 """
 
 import errno
-import mmap
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -46,36 +41,24 @@ from twinbus.broker.store.log_format import (
     RECORD_MAGIC,
     SEAL,
     SEAL_MAGIC,
-    SEGMENT_HEADER,
-    SEGMENT_MAGIC,
     ZEROS,
     Part,
     PartKind,
     PartPosition,
     Record,
     Segment,
-    Sent,
-    first_record_of,
     header_of,
-    is_torn,
-    oldest_needed,
-    padded,
     read_part,
-    record_end,
-    sealed_for,
 )
+from twinbus.broker.store.log_reading import LogReader, fill_gap
 from twinbus.broker.store.message_rows import StoredRows
 from twinbus.broker.store.storage import DiskStorage, Storage
 from twinbus.errors import (
-    LogDamagedError,
-    NewerFormatError,
     StoreUnavailableError,
 )
-from twinbus.files import create_private, make_private
 from twinbus.limits import RESERVE_BYTES, SEGMENT_BYTES, SPARE_SEGMENTS, ZERO_AHEAD_BYTES
 
 _NEW = "new.spare"  # the name of a segment before it gets its own
-_NAME = re.compile(r"\d{20}\.log")
 
 
 class Log:
@@ -109,24 +92,10 @@ class Log:
 
     def replay(self) -> Iterator[Record]:
         """Yield every record in order; cut off a torn tail. Must be exhausted before `append`."""
-        paths = sorted(path for path in self.directory.iterdir() if _NAME.fullmatch(path.name))
-        paths = self._needed(paths)
-        for path, following in zip_longest(paths, paths[1:]):
-            segment = Segment(int(path.stem), path, path.stat().st_size)
-            last = following is None
-            if last and segment.size < ALIGNMENT:
-                self._check_newest()
-                self._cut(segment, 0)
-                self._storage.remove(path)
-                break
-            self.segments[segment.number] = segment
-            before = None if following is None else first_record_of(following)
-            yield from self._read_segment(segment, before, last=last)
-        self._check_newest()
-        if self.segments and self._accept_damage:
-            newest = self._active()
-            newest.oldest = min(self.segments)
-            self._mend(newest, 0, header_of(newest))
+        reader = LogReader(self.directory, self._storage, accept_damage=self._accept_damage)
+        self.segments = reader.segments
+        yield from reader.records()
+        self._next_record, self.cut_bytes = reader.next_record, reader.cut_bytes
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
             self._make_durable(self._active())
@@ -154,202 +123,6 @@ class Log:
                 directory=str(self.directory),
                 errno=error.errno,
             ) from error
-
-    def _needed(self, paths: list[Path]) -> list[Path]:
-        """Return the segments that the newest one needs; refuse if the oldest are missing.
-
-        Older segments were about to be removed when the broker ended.
-        """
-        oldest = max((oldest_needed(path) for path in paths[-1:]), default=0)
-        for path in [path for path in paths if int(path.stem) < oldest]:
-            self._storage.remove(path)
-        paths = [path for path in paths if int(path.stem) >= oldest]
-        if paths and oldest and int(paths[0].stem) > oldest and not self._accept_damage:
-            raise LogDamagedError(
-                f"segments {oldest} to {int(paths[0].stem) - 1} of the log in {self.directory} are "
-                "missing, but the newest segment needs them. Restore them from a "
-                f"backup, or run `twinbus restored --accept-damage {self.directory.parent}` and "
-                "lose their content",
-                path=str(self.directory / f"{oldest:020d}.log"),
-                segment=oldest,
-            )
-        return paths
-
-    def _check_newest(self) -> None:
-        """Refuse a log whose newest segment has a successor that is missing."""
-        newest = self._active() if self.segments else None
-        if newest and newest.successor and self._accept_damage:
-            self._mend(newest, newest.size, bytes(SEAL.size))
-        elif newest and newest.successor:
-            raise LogDamagedError(
-                f"segment {newest.successor} of the log in {self.directory} is missing, and all "
-                f"after it: segment {newest.number} is sealed, so its successor was on the disk. "
-                "Restore it from a backup, or run "
-                f"`twinbus restored --accept-damage {self.directory.parent}` and lose its content",
-                path=str(self.directory / f"{newest.successor:020d}.log"),
-                segment=newest.successor,
-            )
-
-    def _read_segment(
-        self, segment: Segment, before: int | None, *, last: bool
-    ) -> Iterator[Record]:
-        """Yield the records of a segment, up to the first record of the next one.
-
-        A record whose sync failed was taken back, and the next segment begins with its number. If
-        the disk failed to remove it here, it is ignored.
-        """
-        content = segment.mapped(segment.size)
-        view = memoryview(content)
-        self._check_segment_header(segment, view)
-        offset = ALIGNMENT
-        while offset < len(view) and (before is None or self._next_record < before):
-            end = record_end(view, offset, segment.salt, self._next_record)
-            if end is not None:
-                segment.last = offset
-                record = self._parse(segment, pa.py_buffer(content), offset)
-                if record.parts:  # a record without parts replaces lost ones
-                    yield record
-                self._next_record = record.number + 1
-                if record.parts and segment.head == ALIGNMENT:
-                    segment.head = end
-                offset = end
-                continue
-            following = self._find_record(segment, content, offset + ALIGNMENT)
-            if following is None:
-                break
-            offset = self._skip_damage(segment, offset, following)
-        segment.successor = sealed_for(view, offset, segment.salt)
-        if last and not segment.successor and is_torn(view, offset, self._next_record):
-            self._cut(segment, offset)
-        segment.size = offset
-
-    def _find_record(self, segment: Segment, content: mmap.mmap, offset: int) -> int | None:
-        """Return the next good record after a bad one: it proves that the bad one is damage.
-
-        The search ends a byte early: some Pythons (3.11.2) read the byte after the searched range,
-        and after the end of a mapping there may be none, which ends the process.
-        """
-        view = memoryview(content)
-        end = len(view) - 1
-        start = content.find(RECORD_MAGIC, offset, end)
-        while start >= 0:
-            if start % ALIGNMENT == 0 and start + RECORD_HEADER.size <= len(view):
-                number = RECORD_HEADER.unpack_from(view, start)[3]
-                later = number > self._next_record
-                if later and record_end(view, start, segment.salt, number) is not None:
-                    return start
-            start = content.find(RECORD_MAGIC, start + 1, end)
-        return None
-
-    def _check_segment_header(self, segment: Segment, view: memoryview) -> None:
-        magic, version, _, number, first, segment.salt = SEGMENT_HEADER.unpack_from(view, 0)
-        segment.first_record, segment.version = int(first), version
-        if magic == SEGMENT_MAGIC and version > FORMAT_VERSION:
-            raise NewerFormatError(
-                f"{segment.path} was written in format {version}; this Twinbus reads up to "
-                f"{FORMAT_VERSION}. Nothing was changed: start it with the newer Twinbus",
-                path=str(segment.path),
-                version=version,
-            )
-        (checksum,) = CHECKSUM.unpack_from(view, SEGMENT_HEADER.size)
-        good = checksum == xxhash.xxh3_64_intdigest(view[: SEGMENT_HEADER.size])
-        if magic != SEGMENT_MAGIC or not good or number != segment.number:
-            raise LogDamagedError(
-                f"{segment.path} does not have the header of segment {segment.number} of a log; "
-                "restore the file from a backup",
-                path=str(segment.path),
-                offset=0,
-            )
-        missing = len(self.segments) > 1 and first != self._next_record
-        if missing and not self._accept_damage:
-            raise LogDamagedError(
-                f"{segment.path} begins with record {first}, but record {self._next_record} was "
-                "expected: the end of the previous segment, or a complete segment, is missing. "
-                "Restore it from a backup, or run `twinbus restored --accept-damage "
-                f"{self.directory.parent}` and lose its content",
-                path=str(segment.path),
-                offset=0,
-                record=self._next_record,
-            )
-        if missing:
-            before = self.segments[sorted(self.segments)[-2]]
-            end = before.size + RECORD_HEADER.size
-            self._fill_gap(before, before.size, end, int(first) - 1)
-            before.size = end
-        self._next_record = int(first)
-
-    def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
-        if not self._accept_damage:
-            raise LogDamagedError(
-                f"{segment.path}: record {self._next_record} at byte {offset} fails its checksum "
-                "and later records are intact, so this is damage, not an interrupted write. "
-                "Restore the file from a backup, or run `twinbus restored --accept-damage "
-                f"{self.directory.parent}`: it keeps the damaged bytes in cut/, and their content "
-                "is lost",
-                path=str(segment.path),
-                offset=offset,
-                record=self._next_record,
-            )
-        self._keep_aside(segment, offset, end)
-        following: int = RECORD_HEADER.unpack_from(segment.mapped(end), end)[3]
-        self._fill_gap(segment, offset, end, following - 1)
-        self._next_record = following
-        return end
-
-    def _fill_gap(self, segment: Segment, offset: int, end: int, number: int) -> None:
-        """Write a record without parts in place of lost ones: the next start finds no damage."""
-        payload = bytes(end - offset - RECORD_HEADER.size)
-        checked = CHECKED_HEADER.pack(0, len(payload), number)
-        digest = xxhash.xxh3_64(checked, seed=segment.salt)
-        digest.update(payload)
-        header = RECORD_MAGIC + checked + CHECKSUM.pack(digest.intdigest())
-        self._mend(segment, offset, header.ljust(RECORD_HEADER.size, b"\0") + payload)
-
-    def _mend(self, segment: Segment, offset: int, content: bytes) -> None:
-        """Overwrite a part of a segment, durably."""
-        descriptor = self._storage.create(segment.path)
-        try:
-            self._storage.write(descriptor, offset, [memoryview(content)])
-            self._storage.sync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _cut(self, segment: Segment, offset: int) -> None:
-        """Cut the torn tail off the last segment; its bytes were never acknowledged."""
-        self.cut_bytes = self._keep_aside(segment, offset, segment.size)
-        descriptor = self._storage.create(segment.path)
-        try:
-            self._storage.truncate(descriptor, offset)
-            self._storage.sync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def _keep_aside(self, segment: Segment, start: int, end: int) -> int:
-        """Keep bytes for an operator to inspect; return how many precede the zeros."""
-        aside = self.directory / "cut"
-        make_private(aside)
-        with segment.path.open("rb") as file:
-            file.seek(start)
-            content = file.read(end - start).rstrip(b"\0")
-        with create_private(aside / f"{segment.path.stem}-{start}.bytes") as kept:
-            kept.write(content)
-        return len(content)
-
-    def _parse(self, segment: Segment, content: pa.Buffer, offset: int) -> Record:
-        _, count, _, number, _ = RECORD_HEADER.unpack_from(content, offset)
-        table = offset + RECORD_HEADER.size
-        at = table + count * PART_HEADER.size
-        parts = []
-        for index in range(count):
-            header = PART_HEADER.unpack_from(content, table + index * PART_HEADER.size)
-            kind, entity, batch_number, length, first_sequence, time, *numbers = header
-            place = PartPosition(segment.number, at, length)
-            columns = read_part(content.slice(at, length), PartKind(kind), segment.version)
-            sent = Sent(*numbers) if numbers[0] else None
-            part = Part(PartKind(kind), columns, batch_number, entity, first_sequence, time, sent)
-            parts.append((part, place))
-            at += padded(length)
-        return Record(number, tuple(parts))
 
     def read(self, place: PartPosition) -> pa.RecordBatch:
         """Return the messages at a position as columns."""
@@ -596,7 +369,7 @@ class Log:
         if self.segments:
             active = self._active()
             end = active.size + RECORD_HEADER.size
-            self._fill_gap(active, active.size, end, record)
+            fill_gap(self._storage, active, active.size, end, record)
             active.size = end
         self._next_record = record + 1
 

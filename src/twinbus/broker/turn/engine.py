@@ -15,74 +15,52 @@ import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from twinbus.broker.accounts.ledgers import Ledgers, Lineage, Standing
+from twinbus.broker.accounts.ledgers import Ledgers, Standing
 from twinbus.broker.accounts.rule_failures import RuleFailures
-from twinbus.broker.accounts.trail import Trail
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.lifecycle import BrokenInvariantError
-from twinbus.broker.queue.dead_letter import Deaths
-from twinbus.broker.queue.shared import Shared
-from twinbus.broker.queue.tokens import LockNumbers
-from twinbus.broker.sending.intake import full
-from twinbus.broker.sending.short_intake import counted
-from twinbus.broker.store.bodies import Bodies
-from twinbus.broker.store.commit import TAKEN, Commit, Effect, Entries, Fact
+from twinbus.broker.store.commit import Commit, Entries, Fact
 from twinbus.broker.store.log import Log
-from twinbus.broker.store.spill import Spill, SpilledSend, StoreHealth
+from twinbus.broker.store.spill import Spill, StoreHealth
 from twinbus.broker.store.storage import Storage
-from twinbus.broker.turn.compaction import Compaction
 from twinbus.broker.turn.diagnostics import write_bundle
 from twinbus.broker.turn.healing import Healing
-from twinbus.broker.turn.namespace import BrokerNamespace, NamespaceSettings, cause_of
-from twinbus.broker.turn.replay import Replay, restore
-from twinbus.broker.turn.watch import Degradation, StoreWatch
-from twinbus.broker.undo import Undo
+from twinbus.broker.turn.isolation import cause_of
+from twinbus.broker.turn.namespace import NamespaceSettings
+from twinbus.broker.turn.recovery import LogRecovery, identity_fact, nonce
+from twinbus.broker.turn.self_check import SelfCheck
+from twinbus.broker.turn.spilling import Spilling
+from twinbus.broker.turn.vitals import Flushes, Recovery, Snapshot
+from twinbus.broker.turn.watch import StoreWatch
 from twinbus.clock import BrokerTime, Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import (
     BrokerRestartingError,
     CommandFailedError,
-    LogDamagedError,
     MessagingError,
     StoreUnavailableError,
 )
 from twinbus.ledger import LedgerSettings
 from twinbus.limits import (
-    MAX_BATCH_BYTES,
-    MAX_SPILL_BYTES,
     NEVER_US,
-    NONCE_BYTES,
     RECENT_COMMANDS,
     SECOND_US,
     SEGMENT_BYTES,
-    SELF_CHECK_INTERVAL_US,
     SLOW_FLUSH_US,
-    SPILL_DRAIN_SENDS,
-    SPILL_FAILURE_PAUSE_US,
-    SPILL_RETRY_US,
 )
 from twinbus.loglines import facts as facts_of_line
-from twinbus.message import sizes
-from twinbus.protocol.commands import Send, SendReceipt
+from twinbus.protocol.commands import Send
 from twinbus.protocol.meter import SEND
 from twinbus.protocol.operations import Operation
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import size_of
 
 _log = logging.getLogger("twinbus.broker")
-
-
-class InvariantError(BrokenInvariantError):
-    """The counts of a queue do not match its messages."""
 
 
 class GaveUpError(MessagingError):
@@ -102,81 +80,11 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Counts and sizes of a namespace at a moment."""
-
-    is_open: bool  # False: it was closed, or has stopped for good
-    is_spilling: bool  # the log has trouble; sends go to the spill store
-    restarts: int  # number of self-healing restarts
-    open_receives: int
-    storage_bytes: int
-    entities: Sequence[RuntimeProperties]
-    meter: pa.RecordBatch  # METER_SCHEMA
-    failed_commands: int = 0  # internal errors that affected one command or timer
-    rule_failures: int = 0  # number of messages for which a rule failed
-    spilled_sends: int = 0  # number of sends in the spill store
-    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What the broker read from its log when it opened the directory."""
-
-    messages: int  # number of messages in the namespace
-    records: int  # number of records in the log
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Flushes:
-    """How often the log was flushed since the start, and how long the last flush took."""
-
-    count: int = 0
-    last_us: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Vitals:
-    """Whether a namespace works; any thread may read it at any time."""
-
-    is_open: bool
-    is_healing: bool
-    is_spilling: bool
-    restarts: int
-    trouble: str  # why it stopped or restarts; empty: it works
-    refusal: str = ""  # why the log accepts no records; empty: it accepts them
-    degradation: Degradation | None = None  # set if sends are in the spill store for too long
-
-
-@dataclass(frozen=True, slots=True)
 class Storages:
     """The storages of the log and the spill store; None: files of the operating system."""
 
     log: Storage | None = None
     spill: Storage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _SpillMoved(Effect):
-    """Spilled sends that were moved to the log."""
-
-    engine: "Engine"
-    positions: Sequence[int]
-
-    def durable(self) -> None:
-        """Remove them from the spill store."""
-        self.engine.spill_moved(self.positions)
-
-
-@dataclass(frozen=True, slots=True)
-class _LogRecovered(Effect):
-    """A record that shows whether the log accepts records again."""
-
-    health: StoreHealth
-
-    def durable(self) -> None:
-        """End the storage trouble."""
-        self.health.recovered()
 
 
 class Engine:
@@ -191,7 +99,6 @@ class Engine:
         self._recent: deque[tuple[type, str]] = deque(maxlen=RECENT_COMMANDS)
         self._time = BrokerTime(clock)
         self._now = self._time.now_us()
-        self._start = _nonce()  # identifies this start of the broker in origins
         self.healing = Healing()
         self._reopens_at: int | None = None  # while it waits to restart
         self.trouble = ""
@@ -203,6 +110,14 @@ class Engine:
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
         self._ledgers = Ledgers(settings.directory, settings.ledger, self._now, background=threaded)
+        self._recovery = LogRecovery(
+            directory=settings.directory,
+            ledgers=self._ledgers,
+            rule_failures=self._rule_failures,
+            start=nonce(),
+            accept_damage=settings.accept_damage,
+            path_of=self._path_of,
+        )
         self._open()
 
     def _open(self) -> None:
@@ -216,12 +131,21 @@ class Engine:
             keeps_reserve=True,
         )
         try:
-            records = self._restore()
+            self.namespace = self._recovery.empty_namespace(self.log, settings.namespace)
+            recovered = self._recovery.recover(self.log, self.namespace, self._now)
             self.spill = Spill(self.spill_folder, self._storages.spill, self._now)
         except BaseException:
             self.log.close()
             raise
+        self.id, self.keys, self.lineage = recovered.id, self.namespace.keys, recovered.lineage
+        self.clock_steps = recovered.clock_steps
+        self._compaction = recovered.compaction
+        self._kept, self._unwritten = recovered.kept, recovered.unwritten
+        self._self_check = SelfCheck(self.namespace.directory, self._now)
         self.health = StoreHealth(spilling=len(self.spill) > 0, since=self._now)
+        self._spilling = Spilling(
+            self.namespace, self.spill, self.health, identity_fact(self.id), self._spill_pauses
+        )
         self._reopens_at, self.trouble = None, ""
         if self.log.cut_bytes:
             _log.warning(
@@ -232,20 +156,20 @@ class Engine:
             )
         messages = sum(len(queue.waiting) for queue in self.namespace.directory.queues())
         seconds = (self._clock.now_us() - began) / SECOND_US
-        self.recovery = Recovery(messages, records, seconds)
+        self.recovery = Recovery(messages, recovered.records, seconds)
         if self.restarts:
             _log.info(
                 "The broker of %s has restarted from its log: %d messages from %d records in "
                 "%.2f s. It has restarted %d times since the process began",
                 settings.directory,
                 messages,
-                records,
+                recovered.records,
                 seconds,
                 self.restarts,
                 extra=facts_of_line(
                     event="restarted",
                     messages=messages,
-                    records=records,
+                    records=recovered.records,
                     seconds=seconds,
                     restarts=self.restarts,
                 ),
@@ -255,97 +179,6 @@ class Engine:
     def spill_folder(self) -> Path:
         """The directory of the spill store."""
         return self.settings.spill_directory or self.settings.directory / "spill"
-
-    def _restore(self) -> int:
-        """Read the log into a new namespace; return the number of records."""
-        undo = Undo()
-        bodies = Bodies(self.log, undo)
-        replay = Replay(self._ledgers.covered)
-        replay.read(self.log, bodies)
-        bodies.start_at(replay.number("next", "batch", 1))
-        locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
-        meter = self._ledgers.meter
-        shared = Shared(bodies, Deaths(undo), locks, meter, undo, _nonce, self._rule_failures)
-        self.namespace = BrokerNamespace(shared, self.settings.namespace)
-        self._kept = Entries()
-        self._unwritten: list[Fact] = []  # facts of this start, for the next record
-        self.clock_steps = replay.clock_steps
-        known = replay.facts.get("namespace", {}).get("id")
-        if known is not None:
-            self.id = known.decode()
-        elif self._is_log_lost():
-            self.id = self._ledgers.log_id or _nonce()
-            self._kept.facts.append(Fact("namespace", "id", self.id.encode()))  # for the next turn
-        else:
-            self.id = _nonce()
-            self._unwritten.append(Fact("namespace", "id", self.id.encode()))
-        news = restore(
-            self.namespace,
-            replay,
-            self._start,
-            self._now,
-            accept_damage=self.settings.accept_damage,
-        )
-        self.namespace.count_memory()
-        self._unwritten += news.facts
-        self._kept.changes += news.changes
-        self.keys = self.namespace.keys
-        self._compaction = Compaction(self.log, self.namespace, self._ledgers.may_forget)
-        for segment, _, times in replay.history():
-            self._compaction.note_history(segment, int(times.min()), int(times.max()))
-        trail = Trail(self._path_of, partial(bodies.texts, "message_id"))
-        self.lineage = self._lineage(is_new=known is None)
-        self._ledgers.begin_trail(trail, replay.untold, self.lineage, self._now)
-        self.log.skip_to(self.lineage.lost_until)
-        self._ledgers.take_stock(self._now, self.log.last_record, self._standing())
-        self._next_check = self._now + SELF_CHECK_INTERVAL_US
-        self._to_check: list[int] = []
-        return replay.records
-
-    def _is_log_lost(self) -> bool:
-        """Return whether the log is empty although LOCK or the ledger shows earlier records.
-
-        The broker starts on such a directory only if the operator accepts the damage. It then keeps
-        the id in the ledger, so that clients and backlog queues recognise the namespace.
-        """
-        seen = max(self.log.seen_record, self._ledgers.covered)
-        if self.log.last_record or not seen:
-            return False
-        if not self.settings.accept_damage:
-            witness = "LOCK" if self.log.seen_record == seen else "the ledger"
-            directory = self.settings.directory
-            raise LogDamagedError(
-                f"every segment of the log in {self.log.directory} is missing: the log has no "
-                f"record, but {witness} shows that record {seen} had been written. Restore the "
-                "files NNNNNNNNNNNNNNNNNNNN.log from a backup, or run "
-                f"`twinbus restored --accept-damage {directory}` and start with an empty "
-                "namespace: its entities, keys and messages are lost",
-                path=str(self.log.directory),
-                record=seen,
-            )
-        return True
-
-    def _lineage(self, *, is_new: bool) -> Lineage:
-        """Return the identity of the log, after checking whether records at its end are missing.
-
-        If so, the directory was restored from a backup, or the end of its log was lost. The missing
-        records keep their numbers, so that the ledger can report their content.
-        """
-        last = self.log.last_record
-        seen = self.log.seen_record
-        if self._ledgers.knows(self.id) or not last:  # an empty log: see `_is_log_lost`
-            seen = max(seen, self._ledgers.covered)
-        if seen > last and not (is_new and last):
-            _log.warning(
-                "%s: the log ends with record %d, but record %d had been written: the directory "
-                "was restored from an older copy, or the end of the log was lost. The records in "
-                "between are lost. `twinbus report` lists what the ledger knows about them",
-                self.settings.directory,
-                last,
-                seen,
-            )
-            return Lineage(self.id, last, seen)
-        return Lineage(self.id, last, last)
 
     def _standing(self) -> Standing | None:
         """Return the messages of the queues, or None while memory is ahead of the log."""
@@ -370,13 +203,11 @@ class Engine:
         """
         _log.warning("The wall clock was set by %.3f s; timers are adjusted", by / 1e6)
         self.namespace.shift(by)
-        self.health.shift(by)
-        self.spill.shift(by)
+        self._spilling.shift(by)
         self.watch.shift(by)
         self.healing.shift(by)
         self._ledgers.shift(by)
-        self._next_check += by
-        self._spill_pauses = {path: due + by for path, due in self._spill_pauses.items()}
+        self._self_check.shift(by)
         self._kept.shift(by)
         record = self.log.last_record
         self.clock_steps[record] = self.clock_steps.get(record, 0) + by
@@ -402,7 +233,7 @@ class Engine:
         ):
             due = 0
         else:
-            due = min(self.namespace.next_event, self._next_check, self._ledgers.next_event)
+            due = min(self.namespace.next_event, self._self_check.due, self._ledgers.next_event)
         return self._time.deadline(due)
 
     @property
@@ -447,7 +278,7 @@ class Engine:
         now = self._look_at_clock()
         self._ledgers.begin_turn(now)
         commit = self._new_commit()
-        self.namespace.storage_bytes = self.log.size_in_bytes
+        self.namespace.overload.storage_bytes = self.log.size_in_bytes
         for path in self.spill.paths:
             self.namespace.keep_alive(path, now)  # it has spilled messages
         self.namespace.tick(now, commit)
@@ -455,15 +286,15 @@ class Engine:
             self._finish(commit, ())
             commit = self._new_commit()
         if self.health.spilling:
-            requests = self._spill_sends(requests)
+            requests = self._spilling.spill_sends(requests, now)
             if now >= self.health.retry_at:
-                self._drain_spill(now, commit)
+                self._spilling.drain(now, commit, self._kept)
         left = self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
         if len(self.log.segments) > 1 and not self._is_short and self._compaction.has_work:
             self._compaction.stage(commit)
-        if now >= self._next_check:
-            self._check_one(now)
+        if now >= self._self_check.due:
+            self._self_check.check_next(now)
         self._finish(commit, requests)
         while self.namespace.shared.parked:  # dead letters, and those that die on their way
             commit = self._new_commit()
@@ -559,7 +390,7 @@ class Engine:
             record: by for record, by in self.clock_steps.items() if record >= first
         }
         return [
-            Fact("namespace", "id", self.id.encode()),
+            identity_fact(self.id),
             *(Fact.of("clock", record, by) for record, by in self.clock_steps.items()),
             *self.namespace.snapshot(),
         ]
@@ -603,10 +434,10 @@ class Engine:
                 self._ledgers.meter.count(operation.refused(error))
         promised = {id(request) for request, _ in commit.replies}
         sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
-        left = {id(request) for request in self._spill_sends(sends)}
+        left = {id(request) for request in self._spilling.spill_sends(sends, self._now)}
         for request in sends:
             if id(request) in left and isinstance(request.command, Send):
-                self.namespace.meter_refused(request.command, error)
+                self.namespace.sends.meter_refused(request.command, error)
         spilled = {id(request) for request in sends} - left
         for request, _ in commit.replies:
             if id(request) not in spilled:
@@ -614,114 +445,7 @@ class Engine:
         for request, refusal in commit.refusals:
             request.fail(refusal)
 
-    def _spill_sends(self, requests: Sequence[Request]) -> list[Request]:
-        """Spill the sends that can be spilled, and answer them; return the other requests."""
-        left: list[Request] = []
-        for request in requests:
-            if not isinstance(request.command, Send):
-                left.append(request)
-                continue
-            work = partial(self._spill_one, request, request.command, left)
-            error = self.namespace.alone(work, Commit(0), f"a send to {request.command.path}")
-            if error is not None:
-                request.fail(error)
-                self.namespace.meter_refused(request.command, error)
-        return left
-
-    def _spill_one(self, request: Request, command: Send, left: list[Request]) -> None:
-        batch = self.namespace.check_send(command)
-        if batch.column("scheduled_enqueue_time_utc").null_count != batch.num_rows:
-            left.append(request)  # its sequence number, needed to cancel it, is not known here
-            return
-        self._check_spill_room(command.path, batch)
-        self.spill.append(command.path, batch, command.origin, request.principal.id, self._now)
-        request.answer(SendReceipt([0] * batch.num_rows))
-        self.namespace.meter_spilled(command, batch)
-
-    def _check_spill_room(self, path: str, batch: pa.RecordBatch) -> None:
-        """Refuse a send for which its entity or the spill store has no room."""
-        entity = self.namespace.directory.entity(path)
-        if counted(sizes(batch)) > entity.room - self.spill.bytes[path.lower()]:
-            raise full(entity)
-        if self.spill.size_in_bytes >= MAX_SPILL_BYTES:
-            raise StoreUnavailableError(
-                f"the spill store has {self.spill.size_in_bytes} bytes, the maximum, and the log "
-                "still cannot be written; nothing new was accepted. Repair the disk of the log",
-                path=path,
-            )
-
-    def _drain_spill(self, now: int, commit: Commit) -> None:
-        """Move the oldest spilled sends into the log, as part of this turn.
-
-        A send that fails was acknowledged, so it stays, and later sends to the same entity stay
-        behind it. Sends to other entities are moved.
-        """
-        if not len(self.spill):
-            self._try_log(now, commit)
-            return
-        pauses = {path: due for path, due in self._spill_pauses.items() if due > now}
-        taken: list[int] = []
-        for spilled in self._movable_sends(pauses):
-            path = spilled.send.path
-            if path.lower() in pauses:
-                continue
-            work = partial(self.namespace.take_spilled, spilled.send, spilled.owner, now, commit)
-            if self.namespace.alone(work, commit, f"a spilled send to {path}") is None:
-                taken.append(spilled.position)
-            else:
-                pauses[path.lower()] = now + SPILL_FAILURE_PAUSE_US
-        self._spill_pauses = pauses
-        self.health.retry_at = now if taken else min(pauses.values())
-        if not taken:
-            return
-        commit.must_sync = True
-        commit.effects.append(_SpillMoved(self, taken))
-
-    def spill_moved(self, positions: Sequence[int]) -> None:
-        """Drop spilled sends that the log has; when all have moved, the storage trouble ends."""
-        done = self.spill.moved(positions)
-        if done:
-            for source in done:
-                self.namespace.transfers.forget(source)
-                self._kept.facts.append(Fact(TAKEN, source, None))
-            self.health.recovered()
-
-    def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
-        """Return as many spilled sends as one turn moves."""
-        sends: list[SpilledSend] = []
-        size = 0
-        for spilled in self.spill.sends(paused):
-            size += size_of(spilled.send)
-            if sends and (size > MAX_BATCH_BYTES or len(sends) == SPILL_DRAIN_SENDS):
-                break
-            sends.append(spilled)
-        return sends
-
-    def _try_log(self, now: int, commit: Commit) -> None:
-        """End the storage trouble if the log accepts records; after a refusal, only after one."""
-        if not self.health.is_refusing:
-            self.health.recovered()
-            return
-        self.health.retry_at = now + SPILL_RETRY_US
-        commit.tentative.facts.append(Fact("namespace", "id", self.id.encode()))
-        commit.must_sync = True
-        commit.effects.append(_LogRecovered(self.health))
-
     # -- self-healing --------------------------------------------------------------------------
-
-    def _check_one(self, now: int) -> None:
-        """Check the counts of one queue; each call checks the next queue."""
-        self._next_check = now + SELF_CHECK_INTERVAL_US
-        if not self._to_check:
-            self._to_check = [queue.entity for queue in self.namespace.directory.queues()]
-        queue = (
-            self.namespace.directory.queue_numbered(self._to_check.pop())
-            if self._to_check
-            else None
-        )
-        faults = queue.waiting.faults() if queue is not None else []
-        if queue is not None and faults:
-            raise InvariantError(f"{queue.path}: {'; '.join(faults)}", path=queue.path)
 
     def _heal(self, error: BaseException, requests: Sequence[Request]) -> None:
         """Restart from the log, at once or after a pause; all old state in memory is dropped."""
@@ -753,6 +477,7 @@ class Engine:
         self._held, self._uncounted = [], []
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
+        del self._self_check, self._spilling
         gc.collect()
         self._reopens_at = NEVER_US if pause is None else self._now + pause
         if pause is None:
@@ -874,7 +599,3 @@ class Engine:
         if not self.is_healing:
             self.spill.crash()
             self.log.crash()
-
-
-def _nonce() -> str:
-    return os.urandom(NONCE_BYTES).hex()

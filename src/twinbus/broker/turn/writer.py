@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import ClassVar, TypeVar
 
 from twinbus.broker.turn.arrivals import Arrivals
-from twinbus.broker.turn.engine import Engine, EngineSettings, Flushes, Snapshot, Storages, Vitals
+from twinbus.broker.turn.engine import Engine, EngineSettings, Storages
 from twinbus.broker.turn.namespace import NamespaceSettings
+from twinbus.broker.turn.vitals import Flushes, Snapshot, Vitals
 from twinbus.clock import Clock
 from twinbus.entities import RuntimeProperties
 from twinbus.errors import (

@@ -1,0 +1,47 @@
+"""Alarms: when the timers of queues are due next.
+
+Each queue knows the time of its next event: a lock or a message expires, a schedule comes due, a
+request has waited long enough. The alarms of all queues are a heap. A queue has at most one valid
+alarm, the earliest; older entries of the heap are ignored when they are reached.
+
+The namespace calls this in a turn: it runs the timers that are due, and sets the alarms of the
+queues that the turn changed.
+"""
+
+import heapq
+
+from twinbus.broker.queue.queue import Queue
+from twinbus.limits import NEVER_US
+
+
+class Alarms:
+    """The next alarm of each queue."""
+
+    def __init__(self) -> None:
+        self.next_at = NEVER_US  # the time of the earliest alarm
+        self._heap: list[tuple[int, int]] = []  # time, queue number
+        self._armed: dict[int, int] = {}  # by queue number: its earliest alarm
+
+    def arm(self, queue: Queue, not_before: int = 0) -> None:
+        """Set the alarm of a queue to its next event, unless an earlier alarm is set."""
+        when = max(queue.next_event, not_before)
+        if queue.pause and not not_before:
+            return  # its timers failed, and an alarm for the next try is set
+        if when < self._armed.get(queue.entity, NEVER_US):
+            self._armed[queue.entity] = when
+            heapq.heappush(self._heap, (when, queue.entity))
+            self.next_at = self._heap[0][0]
+
+    def pop(self) -> int:
+        """Remove the earliest alarm; return the number of its queue, which may be gone."""
+        when, number = heapq.heappop(self._heap)
+        if self._armed.get(number) == when:
+            del self._armed[number]
+        self.next_at = self._heap[0][0] if self._heap else NEVER_US
+        return number
+
+    def clear(self) -> None:
+        """Remove all alarms."""
+        self._heap.clear()
+        self._armed.clear()
+        self.next_at = NEVER_US
