@@ -58,9 +58,10 @@ from twinbus.protocol.commands import (
     SessionLock,
     SettleRange,
 )
+from twinbus.protocol.frames import FrameReader
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.table import ROWS
-from twinbus.protocol.wire import FrameReader, decode_command, encode_ask
+from twinbus.protocol.wire import decode_command, encode_ask
 from twinbus.server.door import Door
 
 pytestmark = pytest.mark.timeout(20)  # who counts to a billion is found out

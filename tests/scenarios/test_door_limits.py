@@ -48,7 +48,8 @@ from twinbus.protocol.commands import (
     ReceiveMode,
     Send,
 )
-from twinbus.protocol.wire import MAGIC, FrameKind, decode_error
+from twinbus.protocol.frames import MAGIC, FrameKind
+from twinbus.protocol.wire import decode_error
 from twinbus.server import attendance, client_connection, web
 from twinbus.server import door as door_module
 from twinbus.server.door import Door

@@ -19,8 +19,9 @@ from twinbus.protocol.commands import (
     ReceiveMode,
     Send,
 )
+from twinbus.protocol.frames import FrameReader
 from twinbus.protocol.requests import BlockingRequest
-from twinbus.protocol.wire import FrameReader, decode_command, encode_ask
+from twinbus.protocol.wire import decode_command, encode_ask
 
 QUEUE = "orders"
 

@@ -60,7 +60,7 @@ from twinbus.limits import (
     SECOND_US,
 )
 from twinbus.message import to_batch
-from twinbus.protocol import wire
+from twinbus.protocol import frame_values
 from twinbus.protocol.commands import (
     AcceptSession,
     CancelScheduled,
@@ -81,8 +81,9 @@ from twinbus.protocol.commands import (
     Settle,
     UpdateEntity,
 )
+from twinbus.protocol.frames import FrameKind, FrameReader
 from twinbus.protocol.keys import Claim
-from twinbus.protocol.wire import FrameKind, FrameReader, decode_command, encode_reply
+from twinbus.protocol.wire import decode_command, encode_reply
 
 pytestmark = pytest.mark.timeout(60)  # a broker that is kept busy for ever is found out
 ORIGIN = Origin("of another key", [1])
@@ -350,7 +351,7 @@ def test_a_client_cannot_have_the_server_unpack_a_batch_where_none_belongs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unpacked: list[bytes] = []
-    monkeypatch.setattr(wire, "_from_ipc", unpacked.append)
+    monkeypatch.setattr(frame_values, "_from_ipc", unpacked.append)
     plain = {"$": "Peek", "path": {"$": "batch", "at": 0, "size": 4}}
     [(head, body)] = FrameReader().feed(asking(plain, blobs=b"bomb"))
     with pytest.raises(InvalidArgumentError):

@@ -17,8 +17,8 @@ from tests.simulation.wire_story import WireWorld
 from twinbus.limits import NEVER_US
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Peek, Receive, Send
+from twinbus.protocol.frames import frame
 from twinbus.protocol.server_conversation import Phase
-from twinbus.protocol.wire import frame
 
 RUNS_PER_TEST = 10
 NO_KIND = 99  # of a frame

@@ -19,11 +19,12 @@ from twinbus.clock import ManualClock
 from twinbus.errors import CommunicationError, MessagingError, NamespaceClosedError
 from twinbus.limits import MAX_CONNECTIONS, SECOND_US
 from twinbus.namespace.embedded import EmbeddedNamespace
-from twinbus.protocol import client_conversation, server_conversation, table
+from twinbus.protocol import client_conversation, server_conversation, server_requests, table
 from twinbus.protocol.access import Admission
 from twinbus.protocol.client_conversation import ClientConversation, Outcome
 from twinbus.protocol.requests import Request
-from twinbus.protocol.server_conversation import Phase, ServerRequest
+from twinbus.protocol.server_conversation import Phase
+from twinbus.protocol.server_requests import ServerRequest
 from twinbus.server import client_connection, native
 from twinbus.server.attendance import Attendance, ByteShares
 from twinbus.server.latencies import Latencies
@@ -266,7 +267,7 @@ class ObservedConnection(native.NativeConnection):
         conversation = self.conversation
         has_ended = conversation.phase is Phase.ENDED
         super()._answer(request, value)
-        undo = server_conversation.undo_request(request, value)
+        undo = server_requests.undo_request(request, value)
         if undo is not None:
             end = self.simulated.bytes_taken + conversation._outgoing_bytes
             if has_ended:

@@ -46,7 +46,8 @@ from twinbus.message import to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol import commands as c
 from twinbus.protocol.keys import Claim, SharedAccessKey
-from twinbus.protocol.server_conversation import Phase, ServerConversation, ServerRequest
+from twinbus.protocol.server_conversation import Phase, ServerConversation
+from twinbus.protocol.server_requests import ServerRequest
 
 STEPS = 220  # of one run, before the network is healed
 HANG_UP_US = 5 * SECOND_US  # two ticks of the door, and the longest step twice

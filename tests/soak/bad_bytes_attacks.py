@@ -46,7 +46,7 @@ from twinbus.limits import (
     WIRE_VERSION,
 )
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
-from twinbus.protocol.wire import MAGIC, FrameKind
+from twinbus.protocol.frames import MAGIC, FrameKind
 
 _OPEN_CONNECTIONS = 14  # connections left open at once: as many as two rounds of warm-up leave
 _LOOK = {"$": "GetEntity", "path": QUEUE}

@@ -20,17 +20,11 @@ from twinbus.connection import ConnectionString, sign_token, token_for
 from twinbus.errors import MessagingError
 from twinbus.limits import FIRST_WIRE_VERSION, WIRE_VERSION
 from twinbus.message import BrokeredMessage, to_batch
-from twinbus.protocol import wire
+from twinbus.protocol import frame_values, frames
 from twinbus.protocol.commands import Command
+from twinbus.protocol.frames import MAGIC, FrameKind, FrameReader
 from twinbus.protocol.table import ROWS
-from twinbus.protocol.wire import (
-    MAGIC,
-    FrameKind,
-    FrameReader,
-    decode_error,
-    decode_value,
-    encode_ask,
-)
+from twinbus.protocol.wire import decode_error, decode_value, encode_ask
 
 ONCE = RetryPolicy.once(timedelta(seconds=30))
 DEADLINE_S = 30.0  # a server that never answers is detected after this time
@@ -66,7 +60,7 @@ def packed(value: Any) -> bytes:
     if isinstance(value, dict):
         items = [packed(part) for item in value.items() for part in item]
         return b"\xdf" + struct.pack(">I", len(value)) + b"".join(items)
-    return wire._pack(value)
+    return frames.pack_head(value)
 
 
 def framed(head: Any, body: bytes = b"") -> bytes:
@@ -98,7 +92,7 @@ def head_of(plain: Any, number: Any = 1) -> list[Any]:
         elif field_.default is MISSING:
             break
         else:
-            values.append(wire._Writing().dump(field_.default))
+            values.append(frame_values.ValueEncoder().dump(field_.default))
     return [FrameKind.ASK, number, name, *values, *given.values()]
 
 

@@ -47,12 +47,11 @@ from twinbus.errors import (
 from twinbus.ledger import NO_LEDGER, LedgerSettings
 from twinbus.message import DELIVERY_SCHEMA, to_messages
 from twinbus.protocol import commands as c
+from twinbus.protocol.frames import FrameKind, FrameReader
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.rows import DeliveryRows
 from twinbus.protocol.wire import (
-    FrameKind,
-    FrameReader,
     decode_command,
     decode_error,
     decode_value,
@@ -152,7 +151,7 @@ class Round:
         self.repair()
         self.site.wait(minutes=5)
         self.check()
-        if self.site.engine.health.spilling or self.site.engine._held:
+        if self.site.engine.health.spilling or self.site.engine._delayed_replies:
             raise FuzzError("the disks work again, but the broker does not use them")
         self.browse()
         self.site.embedded.close()
@@ -257,7 +256,9 @@ class Round:
         if faults:
             raise FuzzError(f"{faults} {self.asked()}")
         waiting = {id(request) for request in engine.waiting_requests()}
-        waiting |= {id(request) for request, _ in engine._held}  # until a slow disk has taken it
+        waiting |= {
+            id(request) for request, _ in engine._delayed_replies
+        }  # until a slow disk has taken it
         for call in self.waiting:
             if call.done:
                 self.learn(call)

@@ -36,7 +36,7 @@ from twinbus.errors import FaultOwner, InvalidArgumentError, MessagingError, Una
 from twinbus.limits import MAX_BATCH_MESSAGES, PING_CONTENT_TYPE
 from twinbus.message import MESSAGE_SCHEMA, BrokeredMessage, to_batch
 from twinbus.protocol import commands as c
-from twinbus.protocol.wire import FrameKind
+from twinbus.protocol.frames import FrameKind
 
 JUNK, SESSIONS, IDS, TOPIC, VICTIM = "junk", "junk-sessions", "junk-ids", "junk-topic", "victim"
 SUBSCRIPTION = subscription_path(TOPIC, "all")

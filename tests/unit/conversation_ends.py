@@ -18,22 +18,12 @@ from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage
 from twinbus.protocol import commands as c
 from twinbus.protocol.access import AccessKeys, Admission
 from twinbus.protocol.client_conversation import ClientConversation
+from twinbus.protocol.frames import MAGIC, FrameKind, FrameReader, frame
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.requests import Request
-from twinbus.protocol.server_conversation import (
-    Event,
-    ServerConversation,
-    ServerRequest,
-    Withdrawn,
-)
-from twinbus.protocol.wire import (
-    MAGIC,
-    FrameKind,
-    FrameReader,
-    encode_ask,
-    encode_reply,
-    frame,
-)
+from twinbus.protocol.server_conversation import ServerConversation
+from twinbus.protocol.server_requests import Event, ServerRequest, Withdrawn
+from twinbus.protocol.wire import encode_ask, encode_reply
 
 SECRET = "a secret of a key"  # noqa: S105 - of a test
 EXPIRES_S = 100

@@ -12,8 +12,8 @@ from twinbus.ledger import NO_LEDGER
 from twinbus.limits import WIRE_VERSION
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import PutKey
+from twinbus.protocol.frames import MAGIC, FrameKind, frame
 from twinbus.protocol.keys import Claim, SharedAccessKey
-from twinbus.protocol.wire import MAGIC, FrameKind, frame
 from twinbus.server.door import Door
 
 SECRET = "a secret of a key"  # noqa: S105 - of a test

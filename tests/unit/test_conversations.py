@@ -51,13 +51,10 @@ from twinbus.limits import (
 from twinbus.message import DELIVERY_SCHEMA, BrokeredMessage
 from twinbus.protocol import commands as c
 from twinbus.protocol import server_conversation
+from twinbus.protocol.frames import MAGIC, FrameKind
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.server_conversation import (
     Phase,
-)
-from twinbus.protocol.wire import (
-    MAGIC,
-    FrameKind,
 )
 
 # -- greeting --------------------------------------------------------------------------------------

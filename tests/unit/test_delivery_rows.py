@@ -25,9 +25,10 @@ from twinbus.protocol.commands import (
     Send,
     Settle,
 )
+from twinbus.protocol.frames import FrameReader
 from twinbus.protocol.rows import DeliveryRows, messages_in
 from twinbus.protocol.table import undo_of
-from twinbus.protocol.wire import FrameReader, decode_value, encode_reply
+from twinbus.protocol.wire import decode_value, encode_reply
 
 PATH = "orders"
 accepted = messages.map(

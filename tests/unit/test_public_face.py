@@ -36,9 +36,10 @@ def imported(program: str) -> set[str]:
 
 
 def rooms(loaded: set[str]) -> set[str]:
-    """Return the packages of Twinbus that modules are from."""
+    """Return the packages of Twinbus that modules are from, without those of values."""
     parts = [name.split(".") for name in loaded]
-    return {names[1] for names in parts if names[0] == "twinbus" and len(names) > 2}
+    found = {names[1] for names in parts if names[0] == "twinbus" and len(names) > 2}
+    return found - {"connection", "message"}
 
 
 def imports_for_type_checkers() -> dict[str, str]:

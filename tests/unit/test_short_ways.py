@@ -24,6 +24,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.limits import LARGE_FRAME_BYTES
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.protocol import frames as wire_frames
 from twinbus.protocol import wire
 from twinbus.protocol.commands import CreateEntity, Origin, Send
 from twinbus.protocol.origins import sender_source
@@ -69,12 +70,12 @@ def test_the_usual_send_has_a_short_way() -> None:
     assert wire._encode_single(1, send) is not None
 
 
-def joined(pieces: wire.Buffers) -> bytes:
+def joined(pieces: wire_frames.Buffers) -> bytes:
     return b"".join(bytes(piece) for piece in pieces)
 
 
 frames = st.builds(
-    lambda head, body: joined(wire.frame([3, *head], [body], len(body))),
+    lambda head, body: joined(wire_frames.frame([3, *head], [body], len(body))),
     st.lists(st.integers().filter(lambda number: abs(number) < 2**63) | st.text(max_size=3)),
     st.binary(max_size=20),
 )
@@ -84,12 +85,12 @@ frames = st.builds(
 @replayed
 def test_bytes_that_are_one_frame_are_read_like_any_others(pieces: list[bytes], cut: int) -> None:
     data = b"".join(pieces)[cut:] if len(pieces) > 1 else b"".join(pieces)
-    reader = wire.FrameReader()
+    reader = wire_frames.FrameReader()
     frame = reader.single_frame(data)
     if frame is None:
         assert len(pieces) != 1
     else:
-        [(head, body)] = wire.FrameReader().feed(data)
+        [(head, body)] = wire_frames.FrameReader().feed(data)
         assert (frame[0], bytes(frame[1])) == (head, bytes(body))
         assert reader.frame_bytes == len(data)
 
@@ -98,9 +99,9 @@ def test_bytes_that_are_one_frame_are_read_like_any_others(pieces: list[bytes], 
 @replayed
 def test_a_large_frame_is_the_same_however_its_bytes_are_read(cuts: list[tuple[int, bool]]) -> None:
     body = bytes(range(256)) * 1024
-    sent = joined(wire.frame([3, "x"], [body], len(body)))
-    reader, at = wire.FrameReader(), 0
-    found: list[wire.Frame] = []
+    sent = joined(wire_frames.frame([3, "x"], [body], len(body)))
+    reader, at = wire_frames.FrameReader(), 0
+    found: list[wire_frames.Frame] = []
     for count, into_room in cycle(cuts):
         if reader.own is not None and into_room:
             room = reader.room()

@@ -35,7 +35,7 @@ def test_every_link_and_picture_of_a_page_leads_somewhere(page: SitePage) -> Non
             assert anchor in anchors_of(target.read_text(encoding="utf-8")), link
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "../src/twinbus/message.py", "../deploy"])
+@pytest.mark.parametrize("link", ["nowhere.md", "../src/twinbus/entities.py", "../deploy"])
 def test_a_link_to_something_that_the_site_does_not_have_is_refused(link: str) -> None:
     with pytest.raises(BrokenLinkError, match="glossary"):
         build_site.resolve(SitePage(ROOT / "docs" / "glossary.md", "glossary.md"), link, TARGETS)

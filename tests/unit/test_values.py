@@ -39,10 +39,11 @@ from twinbus.message import (
 )
 from twinbus.plain import Plain
 from twinbus.protocol import commands as c
-from twinbus.protocol import wire
+from twinbus.protocol import frame_values
+from twinbus.protocol.frames import FrameReader
 from twinbus.protocol.keys import SharedAccessKey
 from twinbus.protocol.table import ROWS
-from twinbus.protocol.wire import FrameReader, decode_command, encode_ask, with_columns
+from twinbus.protocol.wire import decode_command, encode_ask, with_columns
 from twinbus.values import shown
 
 COMMANDS = tuple(row.command for row in ROWS)
@@ -268,7 +269,7 @@ def test_columns_become_a_message_batch_of_valid_values_or_are_refused(
 
 # -- plain values that were not written here -------------------------------------------------------
 
-TABLE = wire._KINDS
+TABLE = frame_values.KINDS
 SCALARS = ("map", "timedelta", "datetime", "uuid", "bytes")
 BLOBS = ("run", "numbers", "tokens", "blob", "batch")
 PARTS: dict[str, tuple[str, ...]] = (
@@ -312,7 +313,7 @@ def almost_right(draw: st.DrawFn) -> Any:
     if kind is c.Send:
         kind = c.Peek
     fitting = {name: draw(fits) for name, fits in FITTING[kind].items()}
-    writing = wire._Writing()
+    writing = frame_values.ValueEncoder()
     plain = {"$": kind.__name__} | {name: writing.dump(v) for name, v in fitting.items()}
     for name in draw(st.sets(st.sampled_from(sorted(plain)), max_size=2)):
         plain[name] = draw(TREE)

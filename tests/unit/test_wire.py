@@ -45,19 +45,17 @@ from twinbus.message import (
     tokens_of,
 )
 from twinbus.protocol import commands as c
+from twinbus.protocol.frames import FrameKind, FrameReader, frame
 from twinbus.protocol.keys import Claim, SharedAccessKey
 from twinbus.protocol.meter import METER_SCHEMA
 from twinbus.protocol.rows import decode_rows, encode_rows
 from twinbus.protocol.table import ROWS
 from twinbus.protocol.wire import (
-    FrameKind,
-    FrameReader,
     decode_command,
     decode_error,
     decode_value,
     encode_ask,
     encode_reply,
-    frame,
     with_columns,
 )
 from twinbus.syphon.carrier import Carried, Range

@@ -1,8 +1,8 @@
 """The client's end of a connection, without IO: bytes and `now` in, bytes and outcomes out.
 
-The driver (namespace/server.py, or a simulation) passes in requests and the bytes that it has read,
-writes the bytes that `take_outgoing` returns, calls `tick` at the time `next_event`, and delivers
-the outcomes. `now` is in microseconds and never decreases.
+The driver (namespace/server_link.py, or a simulation) passes in requests and the bytes that it has
+read, writes the bytes that `take_outgoing` returns, calls `tick` at the time `next_event`, and
+delivers the outcomes. `now` is in microseconds and never decreases.
 
     A request ends with the reply of its number, at its deadline, or with the connection, whichever
     comes first: it never stays pending.
@@ -17,18 +17,10 @@ from typing import Any
 
 from twinbus.errors import CommunicationError, InvalidArgumentError, MessagingError
 from twinbus.limits import FIRST_WIRE_VERSION, NEVER_US, QUIET_US, SECOND_US, WIRE_VERSION
+from twinbus.protocol.frames import MAGIC, Buffers, FrameKind, FrameReader, frame
 from twinbus.protocol.requests import Request, unanswered
 from twinbus.protocol.table import undo_of, waits
-from twinbus.protocol.wire import (
-    MAGIC,
-    Buffers,
-    FrameKind,
-    FrameReader,
-    decode_error,
-    decode_value,
-    encode_ask,
-    frame,
-)
+from twinbus.protocol.wire import decode_error, decode_value, encode_ask
 
 
 @dataclass(frozen=True, slots=True)

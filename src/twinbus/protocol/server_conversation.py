@@ -21,14 +21,11 @@ changes. Locks in replies that the client did not get are released.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Iterable
 from enum import Enum
 from operator import itemgetter
 from typing import Any, Protocol
 
-from twinbus.clock import to_us
 from twinbus.errors import (
     CommunicationError,
     InvalidArgumentError,
@@ -53,21 +50,19 @@ from twinbus.limits import (
     TOKEN_GRACE_US,
     WIRE_VERSION,
 )
-from twinbus.protocol.access import Admission, Principal
-from twinbus.protocol.commands import Command
+from twinbus.protocol.access import Admission
+from twinbus.protocol.frames import MAGIC, Buffers, Frame, FrameKind, FrameReader, frame
 from twinbus.protocol.requests import Request
-from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, waits
-from twinbus.protocol.wire import (
-    MAGIC,
-    Buffers,
-    Frame,
-    FrameKind,
-    FrameReader,
-    decode_command,
-    encode_reply,
-    frame,
-    plain_error,
+from twinbus.protocol.server_requests import (
+    Arrived,
+    Deliver,
+    Event,
+    ServerRequest,
+    Withdrawn,
+    undo_request,
+    withdrawn,
 )
+from twinbus.protocol.wire import decode_command, encode_reply, plain_error
 
 
 class ConnectionGuard(Protocol):
@@ -99,66 +94,6 @@ class ConnectionGuard(Protocol):
     def has_request_room(self, used: int) -> bool:
         """Return whether more requests fit beside the unanswered bytes of this connection."""
         ...
-
-
-class ServerRequest(Request):
-    """A request of a connection. Any thread that runs a turn may answer it."""
-
-    __slots__ = ("_deliver", "may_hold_locks", "number", "read_at", "reply_bytes", "size", "waits")
-
-    def __init__(
-        self,
-        deliver: "Deliver",
-        number: int,
-        command: Command[Any],
-        principal: Principal,
-        now: int,
-        size: int = 0,  # of its frame; 0 if it has none
-    ) -> None:
-        self.command, self.principal = command, principal
-        self._deliver = deliver
-        self.number = number
-        self.read_at = now
-        row = row_of(command)
-        self.waits = row.may_wait and waits(command)
-        # Waiting requests are small and may be many; they must not stop the reading of others.
-        self.size = 0 if self.waits else size or size_of(command)
-        self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
-        self.may_hold_locks = row.undo is not None  # whether its reply may contain locks
-
-    def waiting_on(self, now: int) -> "ServerRequest":
-        """Return a request that waits for the remaining time."""
-        left_us = max(to_us(self.command.wait) - (now - self.read_at), 1)
-        command = replace(self.command, wait=timedelta(microseconds=left_us))
-        return ServerRequest(self._deliver, self.number, command, self.principal, now)
-
-    def answer(self, value: Any) -> None:
-        """Send the reply to the client."""
-        self._deliver(self, value)
-
-    def fail(self, error: MessagingError) -> None:
-        """Send the error to the client."""
-        self._deliver(self, error)
-
-
-Deliver = Callable[[ServerRequest, Any], None]  # passes replies of the broker to `answer`
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """Requests for the broker, in order."""
-
-    requests: Sequence[Request]
-
-
-@dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """Requests that wait at the broker and must be withdrawn."""
-
-    requests: list[Request]
-
-
-Event = Arrived | Withdrawn
 
 
 class Phase(Enum):
@@ -695,19 +630,6 @@ class ServerConversation:
             self._guard.refused(self.admission, error)
             return self._revoke_waits(error)
         return []
-
-
-def undo_request(request: Request, value: Any) -> Request | None:
-    """Return the request that releases the locks in a reply that its client does not get."""
-    if isinstance(value, MessagingError):
-        return None
-    undo = undo_of(request.command, value)
-    return None if undo is None else Request(undo)
-
-
-def withdrawn() -> MessagingError:
-    """Return the reply to a request that its client withdrew."""
-    return CommunicationError("the client withdrew the request")
 
 
 def _as_messaging_error(error: Exception) -> MessagingError:

@@ -1,6 +1,6 @@
 """All facts about each command, in one table.
 
-A new command needs a row here, a dataclass in commands.py and a handler in the broker. The door
+A new command needs a row here, a dataclass in `commands` and a handler in the broker. The door
 uses the claim, the meter uses the kind, the writer uses `changes_directory` and `work`, connections
 use `may_wait` and `undo`, the wire uses the codec, the namespace uses the handler, and namespaces
 on other engines use `needs`.

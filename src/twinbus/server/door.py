@@ -60,8 +60,8 @@ from twinbus.limits import (
 from twinbus.loglines import LineRate, facts
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.access import AccessKeys, Admission
+from twinbus.protocol.frames import MAGIC
 from twinbus.protocol.keys import EMULATOR_SECRET, is_key_name
-from twinbus.protocol.wire import MAGIC
 from twinbus.server.addresses import is_loopback
 from twinbus.server.amqp import AMQP_MAGIC, ServiceBusConnection
 from twinbus.server.attendance import Attendance

@@ -3,13 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import MessagingError
-from twinbus.protocol.server_conversation import (
-    Arrived,
-    Event,
-    Phase,
-    ServerConversation,
-    ServerRequest,
-)
+from twinbus.protocol.server_conversation import Phase, ServerConversation
+from twinbus.protocol.server_requests import Arrived, Event, ServerRequest
 from twinbus.server.client_connection import ClientConnection, now_us, unwritten_bytes
 
 if TYPE_CHECKING:

@@ -37,12 +37,12 @@ _R = TypeVar("_R")
 
 def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:
     """Return a function from a batch to the rows that the filter selects."""
-    return _tried("filter", rule, _compile_filter)
+    return _compiled_and_tried("filter", rule, _compile_filter)
 
 
 def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
     """Return a function from a batch to the batch changed by the action."""
-    return _tried("action", action, _compile_action)
+    return _compiled_and_tried("action", action, _compile_action)
 
 
 def operators_of(rule: RuleFilter | SqlAction) -> int:
@@ -70,7 +70,7 @@ def _check_operators(what: str, rule: Any) -> None:
         )
 
 
-def _tried(
+def _compiled_and_tried(
     what: str,
     rule: Any,
     compile_rule: Callable[[Any], Callable[[pa.RecordBatch], _R]],
@@ -106,9 +106,11 @@ _PROBE_VALUES = (
 def _probes(expression: str) -> pa.RecordBatch:
     """Return messages in which the properties that a rule uses have each type in turn."""
     names = {token.text for token in tokens_in(expression) if 0 < len(token.text) <= 256}
-    values = [dict.fromkeys(names, value) for value in _PROBE_VALUES]
-    bags: list[dict[str, Any]] = [{}, *values]
-    return to_batch([BrokeredMessage(subject="s", application_properties=bag) for bag in bags])
+    properties: list[dict[str, Any]] = [{}]
+    properties += [dict.fromkeys(names, value) for value in _PROBE_VALUES]
+    return to_batch(
+        [BrokeredMessage(subject="s", application_properties=values) for values in properties]
+    )
 
 
 def _compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], Mask]:

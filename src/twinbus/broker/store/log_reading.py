@@ -63,7 +63,7 @@ class LogReader:
         self._directory = directory
         self._storage = storage
         self._accept_damage = accept_damage
-        self.segments: dict[int, Segment] = {}  # oldest first; those that were begun to be read
+        self.segments: dict[int, Segment] = {}  # oldest first; as far as they were read
         self.next_record = 1  # the number after the last record
         self.cut_bytes = 0  # size of the torn tail
 
@@ -86,7 +86,7 @@ class LogReader:
         if self.segments and self._accept_damage:
             newest = next(reversed(self.segments.values()))
             newest.oldest = min(self.segments)
-            mend(self._storage, newest, 0, header_of(newest))
+            overwrite(self._storage, newest, 0, header_of(newest))
 
     def _needed(self, paths: list[Path]) -> list[Path]:
         """Return the segments that the newest one needs; refuse if the oldest are missing.
@@ -112,7 +112,7 @@ class LogReader:
         """Refuse a log whose newest segment has a successor that is missing."""
         newest = next(reversed(self.segments.values()), None)
         if newest and newest.successor and self._accept_damage:
-            mend(self._storage, newest, newest.size, bytes(SEAL.size))
+            overwrite(self._storage, newest, newest.size, bytes(SEAL.size))
         elif newest and newest.successor:
             raise LogDamagedError(
                 f"segment {newest.successor} of the log in {self._directory} is missing, and all "
@@ -258,10 +258,10 @@ def fill_gap(storage: Storage, segment: Segment, offset: int, end: int, number: 
     digest = xxhash.xxh3_64(checked, seed=segment.salt)
     digest.update(payload)
     header = RECORD_MAGIC + checked + CHECKSUM.pack(digest.intdigest())
-    mend(storage, segment, offset, header.ljust(RECORD_HEADER.size, b"\0") + payload)
+    overwrite(storage, segment, offset, header.ljust(RECORD_HEADER.size, b"\0") + payload)
 
 
-def mend(storage: Storage, segment: Segment, offset: int, content: bytes) -> None:
+def overwrite(storage: Storage, segment: Segment, offset: int, content: bytes) -> None:
     """Overwrite a part of a segment, durably."""
     descriptor = storage.create(segment.path)
     try:

@@ -5,10 +5,12 @@
 
 Replies wait for the disk if the turn wrote something on which a caller relies; settlements alone
 are answered first and are written with the sync that follows. When the log refuses a record,
-changes that already happened in memory are kept for the next record, sends go to the spill store,
-and settlements are answered when they are written. When the engine finds its own state
-inconsistent, it writes a diagnostic bundle and reads its log again (healing.py). A command that
-raises does not cause this: only this command fails (namespace.py).
+changes that already happened in memory are kept for the next record, sends go to the spill store
+(spilling.py), and settlements are answered when they are written. When the engine finds its own
+state inconsistent, it writes a diagnostic bundle and reads its log again (healing.py, recovery.py).
+A command that raises does not cause this: only this command fails (isolation.py).
+
+The writer (writer.py) calls the engine, from the thread that has the turn.
 """
 
 import gc
@@ -104,8 +106,8 @@ class Engine:
         self.trouble = ""
         self.stranded: list[Request] = []  # requests that wait for the restart
         self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are retried
-        self._held: list[tuple[Request, Any]] = []  # replies that wait for a slow log
-        self._uncounted: list[Operation] = []  # the operations of these replies
+        self._delayed_replies: list[tuple[Request, Any]] = []  # replies that wait for a slow log
+        self._delayed_operations: list[Operation] = []  # of these replies
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
@@ -328,8 +330,8 @@ class Engine:
             self._answer(commit)
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # do not add load to a log with trouble
-            self._held += commit.replies
-            self._uncounted += commit.operations
+            self._delayed_replies += commit.replies
+            self._delayed_operations += commit.operations
             commit.replies.clear()
             commit.operations.clear()
             self._answer(commit)
@@ -343,15 +345,15 @@ class Engine:
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # some refer to the commit and to deleted entities
-        if self._held:
-            self._release_held(commit)
+        if self._delayed_replies:
+            self._add_delayed(commit)
         self._answer(commit)
 
-    def _release_held(self, commit: Commit) -> None:
-        """Answer replies that waited for the log with this commit."""
-        commit.replies += self._held
-        commit.operations += self._uncounted
-        self._held, self._uncounted = [], []
+    def _add_delayed(self, commit: Commit) -> None:
+        """Add the replies that wait for a slow log to those of this commit."""
+        commit.replies += self._delayed_replies
+        commit.operations += self._delayed_operations
+        self._delayed_replies, self._delayed_operations = [], []
 
     def _append(self, commit: Commit) -> None:
         frees_space = commit.brings_nothing
@@ -426,19 +428,23 @@ class Engine:
         code = error.facts.get("errno")
         cause = os.strerror(code) if isinstance(code, int) else error.text
         self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
-        self._release_held(commit)
+        self._add_delayed(commit)
         for operation in commit.refused_operations:
             self._ledgers.meter.count(operation)
         for operation in commit.operations:
             if operation.kind != SEND:  # sends are counted one by one below
                 self._ledgers.meter.count(operation.refused(error))
         promised = {id(request) for request, _ in commit.replies}
-        sends = [a for a in requests if isinstance(a.command, Send) and id(a) in promised]
-        left = {id(request) for request in self._spilling.spill_sends(sends, self._now)}
+        sends = [
+            request
+            for request in requests
+            if isinstance(request.command, Send) and id(request) in promised
+        ]
+        unspilled = {id(request) for request in self._spilling.spill_sends(sends, self._now)}
         for request in sends:
-            if id(request) in left and isinstance(request.command, Send):
+            if id(request) in unspilled and isinstance(request.command, Send):
                 self.namespace.sends.meter_refused(request.command, error)
-        spilled = {id(request) for request in sends} - left
+        spilled = {id(request) for request in sends} - unspilled
         for request, _ in commit.replies:
             if id(request) not in spilled:
                 request.fail(error)
@@ -472,9 +478,12 @@ class Engine:
                 f"was not executed. Do not repeat it. A report is in {folder}",
                 bundle=str(folder),
             )
-        waiting = [*self.namespace.waiting_requests(), *(request for request, _ in self._held)]
+        waiting = [
+            *self.namespace.waiting_requests(),
+            *(request for request, _ in self._delayed_replies),
+        ]
         self.stranded = [*requests, *waiting]
-        self._held, self._uncounted = [], []
+        self._delayed_replies, self._delayed_operations = [], []
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
         del self._self_check, self._spilling

@@ -447,7 +447,7 @@ def _late(requests: Sequence[Request], first: int) -> tuple[list[Request], list[
     """Return which requests, from `first` on, a turn still executes after its work is done.
 
     These are the small ones of principals that have none in this turn yet. Return also the others,
-    beginning with those of principals that have none in this turn.
+    beginning with the requests of principals that have none in this turn.
     """
     executed = {request.principal.id for request in requests[:first]}
     waits: set[str] = set()

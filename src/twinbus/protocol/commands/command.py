@@ -1,0 +1,70 @@
+"""What all commands are: values with the type of their reply, checked when they are constructed.
+
+A command that exists is valid, so neither the broker nor a client checks it again. This module also
+has the checks that commands of several kinds share.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from twinbus.errors import InvalidArgumentError
+from twinbus.limits import (
+    MAX_ADDRESS_CHARACTERS,
+    MAX_BATCH_MESSAGES,
+    MAX_INT64,
+    MAX_REASON_CHARACTERS,
+)
+from twinbus.values import check_optional_text, check_text
+
+R_co = TypeVar("R_co", covariant=True)
+NO_WAIT = timedelta(0)
+
+
+class Command(Generic[R_co]):
+    """A command whose reply has the type R_co."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EntityCommand(Command[R_co]):
+    """A command for an entity."""
+
+    path: str  # case-insensitive
+
+    def __post_init__(self) -> None:
+        path = self.path
+        if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
+            check_text("path", path, MAX_ADDRESS_CHARACTERS)
+
+
+def check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
+    """Refuse anything but 64-bit integers, and more of them than a batch may have messages."""
+    if isinstance(numbers, range):
+        count = numbers.stop - numbers.start  # `len` fails for very large ranges
+        are_valid = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
+    elif type(numbers) is np.ndarray:
+        count, are_valid = numbers.size, numbers.dtype == np.int64 and numbers.ndim == 1
+        are_valid = are_valid and (not count or int(numbers.min()) >= low)
+    else:
+        are_valid = type(numbers) in (list, tuple) and all(
+            type(number) is int and low <= number <= MAX_INT64
+            for number in numbers  # type: ignore[attr-defined]
+        )
+        count = len(numbers) if are_valid else 0  # type: ignore[arg-type]
+    if not are_valid:
+        least = "64 bits" if low < 0 else f"{low} to 2**63 - 1"
+        raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of {least}")
+    if count > MAX_BATCH_MESSAGES:
+        raise InvalidArgumentError(
+            f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Use several commands"
+        )
+
+
+def check_reason(reason: object, description: object) -> None:
+    """Refuse a dead-letter reason or description that is not text, or is too long."""
+    check_optional_text("reason", reason, MAX_REASON_CHARACTERS)
+    check_optional_text("description", description, MAX_REASON_CHARACTERS)
