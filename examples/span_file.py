@@ -35,7 +35,7 @@ class SpanFile(SpanExporter):
 
 
 def record_spans() -> None:
-    """Set the tracer provider of this process up."""
+    """Set up the tracer provider of this process."""
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(SpanFile(Path(os.environ[FILE_VARIABLE]))))
     trace.set_tracer_provider(provider)

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/rooms.svg: the rooms of the source tree, from the import rules that hold.
+"""Draws docs/pictures/rooms.svg: the rooms of the source tree, from the import rules.
 
     python docs/pictures/rooms.py
 

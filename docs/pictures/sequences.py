@@ -1,9 +1,9 @@
-"""Draws who asks whom in which order, as docs/pictures/*.svg.
+"""Draws sequences of requests and replies between actors, as docs/pictures/*.svg.
 
     python docs/pictures/sequences.py
 
-A sequence is a list of steps between actors, each an arrow; a step of an actor with itself is work
-that it does alone.
+A sequence is a list of steps between actors. Each step is an arrow; a step from an actor to itself
+is work that it does alone.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ TURN = Sequence(
     ("callers", "turn", "queues", "log"),
     (
         Step("callers", "turn", "commands that arrived meanwhile"),
-        Step("turn", "queues", "locks lapse, messages expire"),
+        Step("turn", "queues", "locks and messages expire"),
         Step("turn", "queues", "each command; one that fails is undone"),
         Step("turn", "log", "one record of all changes"),
         Step("log", "log", "write and sync"),
@@ -75,7 +75,7 @@ RANGES = Sequence(
         Step("worker", "secondary", "read the range, piece by piece"),
         Step("worker", "worker", "restore session, time to live, schedule"),
         Step("worker", "primary", "send under the origin: queue, start, numbers"),
-        Step("primary", "worker", "durable; what was known is ignored", GOOD),
+        Step("primary", "worker", "durable; repeats are ignored", GOOD),
         Step("worker", "planner", "the task is done"),
         Step("planner", "secondary", "settle under epoch 3"),
     ),
@@ -99,7 +99,7 @@ LOCKS = Sequence(
 
 
 def columns(sequence: Sequence) -> dict[str, float]:
-    """Return where the line of each actor stands."""
+    """Return the horizontal place of the line of each actor."""
     gap = WIDTH / len(sequence.actors)
     return {actor: gap * (at + 0.5) for at, actor in enumerate(sequence.actors)}
 

@@ -2,9 +2,9 @@
 
     python docs/pictures/state_machines.py
 
-The tables say which arrows there are; this file says only where a state stands. A state that has no
-place raises, so that a new one cannot be forgotten. A cause that leaves a state as it is, and one
-that ends everything, is written into the box of the state instead of an arrow.
+The arrows come from the tables; this file only has the places of the states. A state without a
+place raises, so that a new state cannot be forgotten. If a cause does not change a state, or ends
+everything, its name is written into the box of the state, and there is no arrow.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from twinbus.amqp import lifecycle as amqp
 from twinbus.broker import lifecycle as message
 from twinbus.client.state import FactoryState
 from twinbus.pairing import health
-from twinbus.pairing.lifecycle import Partnership, Side, hear, verdict
+from twinbus.pairing.lifecycle import Partnership, Side, after_state, verdict
 
 FOLDER = Path(__file__).parent
 BOX_WIDTH, LINE_HEIGHT = 184, 16
@@ -31,7 +31,7 @@ Step: TypeAlias = tuple[str, str, str]  # before, cause, after
 
 @dataclass(frozen=True)
 class Machine:
-    """A state machine, and where its states stand in the picture."""
+    """A state machine, and the places of its states in the picture."""
 
     label: str
     size: tuple[int, int]
@@ -115,7 +115,7 @@ def amqp_machine() -> Machine:
 
 
 def partners_machine() -> Machine:
-    """Return what becomes of two paired factories; found by asking the code in every state."""
+    """Return the states of two paired factories, by calling the code in every state."""
     events = {
         "closing": FactoryState.CLOSING,
         "closed": FactoryState.CLOSED,
@@ -132,7 +132,10 @@ def partners_machine() -> Machine:
             continue
         sides = (first,) if partners == Partnership() else (first, other)
         outcomes = [
-            (f"{'one' if side is first else 'the other'} is {name}", hear(partners, side, state, 0))
+            (
+                f"{'one' if side is first else 'the other'} is {name}",
+                after_state(partners, side, state, 0),
+            )
             for side in sides
             for name, state in events.items()
         ]

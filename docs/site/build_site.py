@@ -94,7 +94,7 @@ class SitePage:
 
 
 class BrokenLinkError(Exception):
-    """A link of a page leads nowhere."""
+    """A link of a page has no target."""
 
 
 def pages() -> list[SitePage]:
@@ -118,12 +118,12 @@ def title_of(text: str) -> str:
 
 
 def link_targets(text: str) -> list[str]:
-    """Return what the links and pictures of a page lead to, those in code left out."""
+    """Return the targets of the links and pictures of a page, except those in code."""
     return [link[2] for link in LINK.finditer(FENCE.sub("", text))]
 
 
 def targets_by_source() -> dict[Path, str]:
-    """Return where the site has each page, file and folder of the repository that it has."""
+    """Return the place in the site of each page, file and folder of the repository."""
     targets = {page.source: page.target for page in pages()}
     for pattern in FILES:
         for path in ROOT.glob(pattern):
@@ -185,7 +185,7 @@ def navigation(texts: dict[str, str]) -> list[dict[str, object]]:
 
 
 def _folder_of(path: str) -> str:
-    """Return the section of a page; those that say how to move here have one of their own."""
+    """Return the section of a page; pages about moving to Twinbus have their own section."""
     folder, _, name = path.rpartition("/")
     return "migration" if name.startswith("move-from-") else folder
 

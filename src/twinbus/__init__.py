@@ -1,7 +1,7 @@
 """Twinbus keeps applications sending when their message broker is down.
 
-The names listed here are those that most applications use. The rest of the public API is one
-import away:
+The names listed here are those that most applications use. The other public names are in these
+modules:
 
     twinbus.errors             every error
     twinbus.entities           filters, actions, status and counts of entities; paths

@@ -140,7 +140,7 @@ class PipelinedSender(_Facade[pipelined.PipelinedSender]):
     """Keeps many single sends in flight; start each as a task of its own."""
 
     async def send(self, message: BrokeredMessage) -> None:
-        """Send a message; returns when it is durable."""
+        """Send a message; return when it is durable."""
         await asyncio.wrap_future(self._blocking.send(message))
 
     flush = _awaited(pipelined.PipelinedSender.flush)
@@ -156,7 +156,7 @@ class MessageSender(_Facade[sender.MessageSender]):
 
     @property
     def path(self) -> str:
-        """What it sends to."""
+        """The path of the entity to which it sends."""
         return self._blocking.path
 
     @property
@@ -175,7 +175,7 @@ class TopicClient(MessageSender):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedMessage(BrokeredMessage):
-    """A message with the receiver that got it; settled by its own methods."""
+    """A received message. Its methods settle it through its receiver."""
 
     receiver: "MessageReceiver | None" = field(default=None, repr=False, compare=False)
 
@@ -184,15 +184,15 @@ class ReceivedMessage(BrokeredMessage):
         await self._settle(receivers.MessageReceiver.complete)
 
     async def abandon(self) -> None:
-        """Abandon the message; counts as a failed delivery."""
+        """Release the message for redelivery; this delivery counts as failed."""
         await self._settle(receivers.MessageReceiver.abandon)
 
     async def defer(self) -> None:
-        """Defer the message; receive it again with `receive_deferred` and its number."""
+        """Set the message aside; only `receive_deferred` with its sequence number returns it."""
         await self._settle(receivers.MessageReceiver.defer)
 
     async def dead_letter(self, reason: str | None = None, description: str | None = None) -> None:
-        """Move it to the dead-letter queue."""
+        """Move the message to the dead-letter queue."""
         await self._settle(
             lambda blocking, messages: blocking.dead_letter(messages, reason, description)
         )
@@ -205,7 +205,7 @@ class ReceivedMessage(BrokeredMessage):
         self, settle: Callable[[receivers.MessageReceiver, Sequence[BrokeredMessage]], R]
     ) -> R:
         receiver = self.receiver
-        assert receiver is not None  # only receivers make these
+        assert receiver is not None  # only receivers create received messages
         return await receiver._run(lambda: settle(receiver._blocking, [self]))  # noqa: SLF001
 
 
@@ -228,7 +228,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
 
     @property
     def path(self) -> str:
-        """What it receives from."""
+        """The path of the entity from which it receives."""
         return self._blocking.path
 
     @property
@@ -242,7 +242,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         await super().close()
 
     async def receive(self, wait: timedelta = DEFAULT_WAIT) -> ReceivedMessage | None:
-        """Return the next message, or None when none came within `wait`."""
+        """Return the next message, or None if none arrived within `wait`."""
         return next(iter(await self.receive_batch(1, wait)), None)
 
     async def receive_batch(
@@ -280,7 +280,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
         )
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        """Give messages as they come, until the receiver is closed."""
+        """Yield messages as they arrive, until the receiver is closed."""
         while not self.is_closed and not self._closing.is_set():
             receiving = asyncio.ensure_future(self.receive_batch(1))
             closing = asyncio.ensure_future(self._closing.wait())
@@ -306,7 +306,7 @@ class MessageReceiver(_Facade[receivers.MessageReceiver]):
 
 
 class MessageSession(MessageReceiver):
-    """A locked session: its messages in order, and its state."""
+    """A session under an exclusive lock: receives its messages in order, and has its state."""
 
     _blocking: receivers.MessageSession
 
@@ -316,7 +316,7 @@ class MessageSession(MessageReceiver):
 
     @property
     def session_id(self) -> str:
-        """The session's name."""
+        """The id of the session."""
         return self._blocking.session_id
 
     @property
@@ -345,13 +345,13 @@ class _SessionfulReceiver(MessageReceiver):
 
 
 class SubscriptionClient(_SessionfulReceiver):
-    """Receives from a subscription, and keeps its rules."""
+    """Receives from a subscription, and manages its rules."""
 
     _blocking: clients.SubscriptionClient
 
     @property
     def topic_path(self) -> str:
-        """The topic it subscribes to."""
+        """The path of its topic."""
         return self._blocking.topic_path
 
     @property
@@ -371,7 +371,7 @@ class QueueClient(_SessionfulReceiver, MessageSender):
 
 
 class _NamespaceUser(_Facade[B_co]):
-    """A factory or a manager: it has the threads, and they end with it."""
+    """A factory or a manager: owns the threads, which end when it is closed."""
 
     def __init__(self, blocking: B_co) -> None:
         super().__init__(blocking, _Threads())
@@ -383,7 +383,7 @@ class _NamespaceUser(_Facade[B_co]):
 
 
 class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
-    """Makes clients of one namespace."""
+    """Creates clients of one namespace."""
 
     @classmethod
     def from_connection_string(
@@ -447,7 +447,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
         return self._blocking.state
 
     def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call `watcher` at each change of the state, from any thread; return how to remove it."""
+        """Call `watcher`, in any thread, at each change of state; return how to remove it."""
         return self._blocking.on_state_change(watcher)
 
     fault = _awaited(factory.MessagingFactory.fault)
@@ -455,7 +455,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
 
 
 class NamespaceManager(_NamespaceUser[manager.NamespaceManager]):
-    """Creates, describes, lists, changes and deletes what a namespace holds."""
+    """Creates, describes, lists, changes and deletes entities, rules and keys of a namespace."""
 
     @classmethod
     def from_connection_string(

@@ -5,7 +5,7 @@ The first pause is given, each further one is twice as long, and none is longer 
 
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 40  # a microsecond is 12 days by then; a longer shift would only cost memory
+_MOST_DOUBLINGS = 40  # they make 12 days of a microsecond; a longer shift would only cost memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +16,15 @@ class Backoff:
     longest_us: int
 
     def pause_us(self, failures: int) -> int:
-        """Return how long to wait after so many failures in a row; after none, not at all."""
+        """Return how long to wait after this number of failures in a row; 0 after no failure."""
         if not failures:
             return 0
         return min(self.first_us << min(failures - 1, _MOST_DOUBLINGS), self.longest_us)
 
     def longer_us(self, pause_us: int) -> int:
-        """Return the pause that follows one of this length; the first one follows none."""
+        """Return the pause after a pause of this length; the first pause follows one of 0."""
         return min(max(2 * pause_us, self.first_us), self.longest_us)
 
     def jittered_us(self, failures: int, chance: float) -> int:
-        """Return between half of the pause and all of it; chance is from 0 to 1."""
+        """Return a time between half the pause and the pause; `chance` is from 0 to 1."""
         return int(self.pause_us(failures) * (0.5 + chance / 2))

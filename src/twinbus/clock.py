@@ -3,7 +3,8 @@
 Nothing else reads the system clock. A clock has two readings, in microseconds since 1970 (UTC):
 
     now_us    for durations. It runs at the pace of the machine's monotonic clock and begins at the
-              wall time of the clock's construction. Setting the machine's clock does not touch it.
+              wall time of the clock's construction. It does not change when the machine's clock is
+              set.
     wall_us   for stamps, schedules and tokens. It is the machine's clock, and may be set in either
               direction at any moment.
 
@@ -22,12 +23,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_us(span: timedelta) -> int:
-    """Return a span in microseconds; a span too long for a column means never."""
+    """Return a span in microseconds; NEVER_US for a span that is too long for a column."""
     return min(span // MICROSECOND, NEVER_US)
 
 
 def from_us(us: int) -> datetime:
-    """Return the moment that many microseconds after 1970."""
+    """Return the moment with this number of microseconds since 1970."""
     return EPOCH + timedelta(microseconds=us)
 
 
@@ -40,7 +41,7 @@ class Clock(Protocol):
     """Reads the time, and sleeps."""
 
     def now_us(self) -> int:
-        """Return the moment durations are measured by; it never goes back."""
+        """Return the time by which durations are measured; it never goes back."""
         ...
 
     def wall_us(self) -> int:
@@ -52,24 +53,24 @@ class Clock(Protocol):
         ...
 
     def sleep_us(self, duration: int) -> None:
-        """Let that much time pass."""
+        """Sleep for this time."""
         ...
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Register a callback for jumps of the clock; return a function that removes it.
 
-        Real time never jumps.
+        Only a manual clock jumps.
         """
         ...
 
 
 def passes_by_itself(clock: Clock) -> bool:
-    """Whether time passes without a call of `advance`."""
+    """Whether the time of a clock passes without calls of `advance`."""
     return clock.seconds_until(NEVER_US) is not None
 
 
 def stamp_of(clock: Clock, moment: int) -> datetime:
-    """Return the wall time of a moment of `now_us`, as the wall clock stands now."""
+    """Return the wall time of a moment of `now_us`, by the present reading of the wall clock."""
     return from_us(moment + clock.wall_us() - clock.now_us())
 
 
@@ -80,7 +81,7 @@ class SystemClock:
         self._ahead_us = self.wall_us() - time.monotonic_ns() // 1000
 
     def now_us(self) -> int:
-        """Return the moment durations are measured by."""
+        """Return the time by which durations are measured."""
         return self._ahead_us + time.monotonic_ns() // 1000
 
     def wall_us(self) -> int:
@@ -92,11 +93,11 @@ class SystemClock:
         return min(max(0.0, (moment - self.now_us()) / SECOND_US), MAX_SLEEP_S)
 
     def sleep_us(self, duration: int) -> None:
-        """Let that much time pass."""
+        """Sleep for this time."""
         time.sleep(duration / SECOND_US)
 
     def on_advance(self, callback: Callable[[], None]) -> Callable[[], None]:  # noqa: ARG002
-        """Return at once: real time never jumps."""
+        """Register nothing: this clock never jumps."""
         return lambda: None
 
 
@@ -109,7 +110,7 @@ class ManualClock:
         self._callbacks: list[Callable[[], None]] = []
 
     def now_us(self) -> int:
-        """Return the moment durations are measured by."""
+        """Return the time by which durations are measured."""
         return self._now_us
 
     def wall_us(self) -> int:
@@ -117,7 +118,7 @@ class ManualClock:
         return self._now_us + self._wall_ahead_us
 
     def now(self) -> datetime:
-        """Return the wall time it shows."""
+        """Return the wall time of the clock."""
         return from_us(self.wall_us())
 
     def seconds_until(self, moment: int) -> float | None:
@@ -134,7 +135,7 @@ class ManualClock:
         return lambda: self._callbacks.remove(callback)
 
     def advance(self, span: timedelta) -> None:
-        """Let time pass; everything due by then happens."""
+        """Move the clock forward, and call the callbacks."""
         self._now_us += span // MICROSECOND
         self._call_back()
 
@@ -158,12 +159,12 @@ class ManualClock:
 
 
 class BrokerTime:
-    """The one timeline of a broker: wall time that durations can be measured by.
+    """The one timeline of a broker: wall time by which durations can be measured.
 
-    `now_us` follows slow drift of the wall clock. If the wall clock is set, the timeline ignores
+    `now_us` follows a slow drift of the wall clock. If the wall clock is set, the timeline ignores
     the step at first. If the step is still there after CLOCK_CONFIRM_US, `look` moves the timeline
-    and returns the step, and the broker moves every deadline that is a duration by it. A step that
-    is corrected within that time has no effect.
+    and returns the step, and the broker moves every deadline that is a duration by that step. A
+    step that is corrected within that time has no effect.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -177,7 +178,7 @@ class BrokerTime:
         return self._clock.now_us() + self._ahead_us
 
     def clock_moment(self, moment: int) -> int:
-        """Return a moment of this timeline as the clock's `now_us` will show it."""
+        """Return the `now_us` of the clock at a moment of this timeline."""
         return moment if moment == NEVER_US else moment - self._ahead_us
 
     def deadline(self, moment: int) -> int:
@@ -186,9 +187,9 @@ class BrokerTime:
         return due if self._doubtful_since is None else min(due, self.looks_again_at)
 
     def look(self) -> int:
-        """Look at the wall clock; return by how much the timeline has just moved: nearly always 0.
+        """Read the wall clock; return by how much the timeline has just moved: nearly always 0.
 
-        A drift is followed at once, but never backwards.
+        The timeline follows a drift at once, but never goes backwards.
         """
         now = self._clock.now_us()
         off = self._clock.wall_us() - now - self._ahead_us
@@ -208,7 +209,7 @@ class BrokerTime:
 
     @property
     def is_off(self) -> bool:
-        """Whether the wall clock differs from the timeline by more than a drift."""
+        """Whether the wall clock differs from the timeline by more than a drift could."""
         off = self._clock.wall_us() - self._clock.now_us() - self._ahead_us
         return abs(off) >= CLOCK_STEP_US
 

@@ -1,8 +1,9 @@
 """The functions of `pyarrow.compute`, which is imported when the first of them is used.
 
-`import pyarrow.compute` makes a Python function of each of Arrow's functions, with its docstring:
-that costs a quarter of the time and a fifth of the memory of `import numpy, pyarrow`. A client that
-sends single messages uses none of them. So modules that clients import use this one instead:
+`import pyarrow.compute` creates a Python function, with its docstring, for each of Arrow's
+functions. That costs a quarter of the time and a fifth of the memory of `import numpy, pyarrow`. A
+client that sends single messages uses none of them. So modules that clients import use this module
+in place of `pyarrow.compute`:
 
     from twinbus import compute as pc
 """

@@ -1,25 +1,25 @@
 """Drops repeated messages on the side of a consumer, by the origin that each message carries.
 
-A primary that does not remember what was brought home (RabbitMQ, Azure Service Bus) may enqueue a
-message twice: the reply to a send was lost and the send came again, directly or by way of the
-backlog, or a syphon was killed between a send and the settlement. Copies of a message that was
-brought home carry the same origin in the property `x-twinbus-origin`: the sender, or the backlog
-queue, and a number. On RabbitMQ messages that were sent directly carry it as well. Each
-subscription of a topic has a copy of its own, so a message is remembered together with the entity
-it came from.
+A primary that does not remember which messages were brought home (RabbitMQ, Azure Service Bus) may
+enqueue a message twice. This happens if the reply to a send was lost and the message was sent
+again, directly or from the backlog, or if a syphon was killed between a send and the settlement.
+Copies of a message that was brought home carry the same origin in the property `x-twinbus-origin`:
+the sender or the backlog queue, and a number. On RabbitMQ, messages that were sent directly carry
+it as well. Each subscription of a topic has its own copy, so a message is remembered together with
+the entity from which it was received.
 
     with OriginMemory.in_file(Path("seen.db")) as memory:
         for message in deduplicate(receiver, memory):
             handle(message)
             message.complete()
 
-A message is remembered when it was completed and the loop asks for the next one or ends, also by
-`break` or by an error. It drops copies that arrive while their origin is remembered, for all
-consumers that share one memory. It does not drop:
+A message is remembered after it was completed, when the loop asks for the next message or ends,
+even by `break` or by an error. While an origin is remembered, its copies are dropped, for all
+consumers that share the memory. These are not dropped:
 
 - messages without the property;
-- the copy of a message whose consumer died after it handled the message and before the memory had
-  it (the file is written for each message);
+- the copy of a message whose consumer died after it handled the message and before the memory
+  stored its origin (the file is written for each message);
 - copies that two consumers with separate memories receive.
 """
 
@@ -86,7 +86,7 @@ class OriginMemory(Closable):
             return key is not None and key in self._origins
 
     def remember(self, message: BrokeredMessage) -> None:
-        """Remember a message; durable in a file when it returns."""
+        """Remember a message; if the memory has a file, the origin is durable on return."""
         key = _key_of(message)
         if key is not None:
             with self._lock:
@@ -101,10 +101,10 @@ class OriginMemory(Closable):
 def deduplicate(
     messages: Iterable[ReceivedMessage], memory: OriginMemory
 ) -> Iterator[ReceivedMessage]:
-    """Give messages that were not handled before; repeats are completed and dropped.
+    """Yield messages that were not handled before; complete and drop repeats.
 
-    A message is remembered after the caller completed it and asks for the next one, or stops. One
-    that was abandoned or dead-lettered is not remembered.
+    A message is remembered after the caller completed it, when the caller asks for the next one or
+    stops. A message that was abandoned or dead-lettered is not remembered.
     """
     for message in messages:
         if memory.is_repeat(message):
@@ -136,7 +136,7 @@ class _InMemory:
 
 
 class _InFile:
-    """A table of SQLite: `at` grows by one with each origin, so the oldest are the lowest."""
+    """A table of SQLite: `at` grows by one with each origin, so the oldest have the lowest."""
 
     def __init__(self, path: Path, capacity: int) -> None:
         self._capacity = capacity

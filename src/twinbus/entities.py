@@ -62,12 +62,12 @@ class EntityStatus(Enum):
 
     @property
     def allows_send(self) -> bool:
-        """Whether messages may come in."""
+        """Whether messages may be sent to the entity."""
         return self in (EntityStatus.ACTIVE, EntityStatus.RECEIVE_DISABLED)
 
     @property
     def allows_receive(self) -> bool:
-        """Whether messages may go out."""
+        """Whether messages may be received from the entity."""
         return self in (EntityStatus.ACTIVE, EntityStatus.SEND_DISABLED)
 
 
@@ -87,7 +87,7 @@ def backlog_folder(primary: str) -> str:
 
 
 def is_backlog_folder(path: str) -> bool:
-    """Whether a path is that of a folder of backlog queues."""
+    """Whether a path is the folder of the backlog queues of a primary."""
     return f"{path.lower()}/".endswith(BACKLOG_INFIX)
 
 
@@ -97,7 +97,7 @@ def dead_letter_path(path: str) -> str:
 
 
 def subscription_path(topic_path: str, name: str) -> str:
-    """Return the path a subscription is received from."""
+    """Return the path from which the messages of a subscription are received."""
     return f"{topic_path}{SUBSCRIPTIONS}{name}"
 
 
@@ -174,7 +174,7 @@ class QueueDescription:
     duplicate_detection_history_time_window: timedelta = DEFAULT_DUPLICATE_WINDOW
     enable_partitioning: bool = False  # fixed at creation; several message stores
     forward_to: str | None = None  # path of the queue or topic that gets every message
-    forward_dead_lettered_messages_to: str | None = None  # and of that which gets dead letters
+    forward_dead_lettered_messages_to: str | None = None  # path of the entity that gets them
     enable_express: bool = False  # kept for compatibility; every message is durable
     support_ordering: bool = True  # kept for compatibility; messages stay in order
     status: EntityStatus = EntityStatus.ACTIVE
@@ -233,7 +233,7 @@ class SubscriptionDescription:
 
     @property
     def path(self) -> str:
-        """The path messages are received from."""
+        """The path from which its messages are received."""
         return subscription_path(self.topic_path, self.name)
 
 
@@ -254,7 +254,7 @@ class SqlFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationFilter:
-    """Selects messages whose fields equal all the given ones; None means any."""
+    """Selects messages that equal it in each field that is not None, and in each property."""
 
     message_id: str | None = None
     session_id: str | None = None
@@ -340,14 +340,14 @@ def _checked_values(what: str, values: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeProperties:
-    """What an entity holds right now."""
+    """The present counts, size and times of an entity."""
 
     path: str
     active_message_count: int  # deliverable, locked, leased or deferred
     dead_letter_message_count: int
     scheduled_message_count: int
-    transfer_message_count: int  # parked until their forward target takes them
-    size_in_bytes: int  # of all of these but the dead-lettered
+    transfer_message_count: int  # parked until their forward target accepts them
+    size_in_bytes: int  # of all these messages except the dead-lettered ones
     created_at_utc: datetime
     updated_at_utc: datetime
     accessed_at_utc: datetime

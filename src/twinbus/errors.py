@@ -3,7 +3,7 @@
     MessagingError                   fault     transient
     ├── InvalidArgumentError         caller    no    a value breaks a rule: the text names it
     │   └── MessageSizeExceededError caller    no
-    ├── InvalidOperationError        caller    no    right values, wrong time or entity
+    ├── InvalidOperationError        caller    no    the entity or its state does not allow it
     │   └── UnsupportedCapabilityError caller  no    the namespace's engine cannot do it
     ├── MissingExtraError            operator  no    install the extra that the text names; also an
     │                                                ImportError
@@ -12,9 +12,9 @@
     ├── MessageNotFoundError         caller    no
     ├── MessageLockLostError         caller    no    the lock has expired, or never existed
     ├── SessionLockLostError         caller    no
-    ├── SessionCannotBeLockedError   caller    yes   another receiver holds it
-    ├── RangeUnavailableError        caller    yes   another syphon holds the lease
-    ├── StaleEpochError              caller    no    a newer lease took the range over
+    ├── SessionCannotBeLockedError   caller    yes   another receiver has locked it
+    ├── RangeUnavailableError        caller    yes   another syphon has leased it
+    ├── StaleEpochError              caller    no    the lease has expired or was replaced
     ├── EntityDisabledError          operator  no
     ├── QuotaExceededError           operator  no    receive, or raise max_size_in_megabytes
     ├── NamespaceInUseError          operator  no    another process writes this directory
@@ -28,10 +28,10 @@
     ├── ServerBusyError              broker    yes   wait 10 s
     ├── OperationTimeoutError        broker    yes   the outcome is unknown; also a TimeoutError
     ├── CommunicationError           broker    yes   not reached, or the outcome is unknown
-    ├── StoreUnavailableError        broker    yes   the disk refuses; nothing was accepted
+    ├── StoreUnavailableError        broker    yes   the disk refuses writes; nothing was accepted
     ├── BacklogUnavailableError      broker    yes   primary and backlog queues failed: see causes
-    ├── CommandFailedError           broker    no    an internal error; nothing of it was done
-    └── BrokerRestartingError        broker    yes   the broker heals itself
+    ├── CommandFailedError           broker    no    an internal error; nothing was changed
+    └── BrokerRestartingError        broker    yes   the broker restarts from its log
 
 An error's facts are attributes; `code` names its class on the wire.
 """
@@ -41,7 +41,7 @@ from enum import Enum
 from typing import ClassVar
 
 NAMESPACE_CLOSED = (
-    "the namespace was closed and takes no more commands. Create a new factory or manager"
+    "the namespace was closed and accepts no more commands. Create a new factory or manager"
 )
 
 
@@ -54,7 +54,7 @@ class FaultOwner(Enum):
 
 
 class MessagingError(Exception):
-    """The root of the tree; raised itself only for failures that no kind below describes."""
+    """The root of the tree; raised itself only for failures that no subclass describes."""
 
     is_transient: ClassVar[bool] = False
     fault: ClassVar[FaultOwner] = FaultOwner.BROKER
@@ -90,7 +90,7 @@ class InvalidArgumentError(MessagingError):
 
 
 class MessageSizeExceededError(InvalidArgumentError):
-    """A message is larger than the namespace takes."""
+    """A message is larger than the namespace accepts."""
 
 
 class InvalidOperationError(MessagingError):
@@ -110,19 +110,19 @@ class MissingExtraError(MessagingError, ImportError):
 
 
 class EntityNotFoundError(MessagingError):
-    """There is no entity of that path."""
+    """There is no entity with that path."""
 
     fault = FaultOwner.CALLER
 
 
 class EntityAlreadyExistsError(MessagingError):
-    """An entity or rule of that name is there already."""
+    """An entity or rule with that name exists already."""
 
     fault = FaultOwner.CALLER
 
 
 class MessageNotFoundError(MessagingError):
-    """No such message in the state the operation needs."""
+    """There is no such message in the state that the operation needs."""
 
     fault = FaultOwner.CALLER
 
@@ -202,7 +202,7 @@ class NamespaceClosedError(MessagingError):
 
 
 class FactoryFaultedError(MessagingError):
-    """The factory was faulted; the text names why."""
+    """The factory was faulted; the text names the cause."""
 
     fault = FaultOwner.CALLER
 
@@ -214,15 +214,15 @@ class UnauthorizedError(MessagingError, PermissionError):
 
 
 class ServerBusyError(TransientError):
-    """A threshold of the namespace is crossed; wait before the next request."""
+    """A threshold of the namespace is exceeded; wait before the next request."""
 
 
 class OperationTimeoutError(TransientError, TimeoutError):
-    """No answer in time; whether the work was done is unknown."""
+    """There was no reply in time; the request may or may not have been executed."""
 
 
 class CommunicationError(TransientError):
-    """The server cannot be reached, or the connection broke before the answer came."""
+    """The server cannot be reached, or the connection broke before the reply arrived."""
 
 
 class StoreUnavailableError(TransientError):
@@ -230,11 +230,11 @@ class StoreUnavailableError(TransientError):
 
 
 class BacklogUnavailableError(TransientError):
-    """An entity failed and no backlog queue took its messages; holds both causes."""
+    """An entity failed, and no backlog queue accepted its messages; has both causes."""
 
 
 class CommandFailedError(MessagingError):
-    """The broker failed to execute this command; it changed nothing, nor affected others."""
+    """The broker failed to execute this command, which changed nothing; others were executed."""
 
 
 class BrokerRestartingError(TransientError):
@@ -242,7 +242,7 @@ class BrokerRestartingError(TransientError):
 
 
 def error_of(code: str, text: str, facts: Mapping[str, object]) -> MessagingError:
-    """Return an error for a code of the wire; an unknown code gives a MessagingError."""
+    """Return the error for a code of the wire; a MessagingError for an unknown code."""
     error = _KINDS.get(code, MessagingError)(text)
     error.facts = facts
     return error

@@ -1,8 +1,8 @@
 """Atomic file writes, durable renames, and private files.
 
-A file that others read while it is written, or that must survive a power cut, goes through
-`write_whole`: a draft beside it, a sync, a rename, and a sync of the folder. The log has its own
-way (broker/store/storage.py), because tests put trouble between it and the disk.
+A file that others read while it is written, or that must survive a power cut, is written with
+`write_whole`: a draft beside it, a sync, a rename, and a sync of the folder. The log uses
+broker/store/storage.py instead, because tests inject faults between the log and the disk.
 """
 
 import os
@@ -24,9 +24,9 @@ def sync_directory(path: str | os.PathLike[str]) -> None:
 
 
 def tree_bytes(folder: str | os.PathLike[str], *, leave_out: str = "") -> int:
-    """Return the size of all files under a folder, but for one of its subfolders.
+    """Return the size of all files under a folder, except for one of its subfolders.
 
-    A file or folder that disappears meanwhile counts nothing.
+    A file or folder that disappears meanwhile does not count.
     """
     total = 0
     try:
@@ -99,6 +99,6 @@ def write_all_whole(
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can open, and close one that others could."""
+    """Create a folder that only its owner can open; if it exists, remove the rights of others."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -36,7 +36,7 @@ class RunningFuture(Future[T]):
         return self._state == FINISHED
 
     def result(self, timeout: float | None = None) -> T:
-        """Wait for the result, and return it or raise the error."""
+        """Wait until the work is done; return its result or raise its error."""
         if self._state == FINISHED and self._exception is None:
             return self._result  # type: ignore[no-any-return]
         return super().result(timeout)

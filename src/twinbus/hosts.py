@@ -30,8 +30,8 @@ def parse_hosts(endpoint: str, default_port: int) -> tuple[Hosts, str]:
     texts = places.split(",")
     if len(texts) > RABBITMQ_HOSTS:
         raise InvalidArgumentError(
-            f"The `Endpoint` names {len(texts)} hosts; the limit is {RABBITMQ_HOSTS}. Name some of "
-            "the nodes: the others need not be known."
+            f"The `Endpoint` names {len(texts)} hosts; the limit is {RABBITMQ_HOSTS}. Name only "
+            "some of the nodes."
         )
     hosts = tuple(_parse_host(text.strip(), default_port) for text in texts)
     return hosts, unquote(path) or DEFAULT_VIRTUAL_HOST

@@ -64,7 +64,7 @@ class Intervals:
         return 1 - max(end - start, 0)
 
     def contains(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
-        """Return which of these numbers are in the set."""
+        """Return for each of these numbers whether it is in the set."""
         if not self._first:
             return np.zeros(len(numbers), bool)
         at = np.searchsorted(np.asarray(self._first), numbers, side="right") - 1

@@ -1,4 +1,4 @@
-"""Ledgers: what happened, in Parquet files that can be read while they are written.
+"""Ledgers: records of operations, messages, transitions and transfers, in Parquet files.
 
     <folder>/ledger/
       operations/day=2026-11-16/20261116T101500-4f2a9c1e-7.parquet    what a namespace metered
@@ -7,11 +7,11 @@
       transfers/day=...                                               of a syphon
 
 A file appears under its name when it is on the disk, and is never changed, so a reader of the
-folder sees only complete files. The small files of a finished day are merged into one
-(`ledger_merge`). Each day has its own folder, so a reader can skip days, and whole days are
-deleted when they are older than the retention. When the
-ledgers of a namespace exceed their size bound, its broker deletes the oldest files first. The
-metadata of each file names its ledger and the version of its format.
+folder sees only complete files, even while others are written. The small files of a finished day
+are merged into one (`ledger_merge`). Each day has its own folder, so a reader can skip days, and
+whole days are deleted when they are older than the retention. When the ledgers of a namespace
+exceed their size bound, its broker deletes the oldest files first. The metadata of each file names
+its ledger and the version of its format.
 
 `read_footer` checks whether a file is a ledger file. It opens the footer only.
 """
@@ -64,7 +64,7 @@ ACCEPTED, DELETED, STANDING, INVENTORY = "accepted", "deleted", "standing", "inv
 GAP, BEGUN, EXISTS, RESTORED = "gap", "begun", "exists", "restored"
 ENDED = "ended"  # a log of an earlier version does not say why
 ENDINGS = ("completed", "dead_lettered", "expired", "activated", "cancelled", "forwarded")
-# Results of the ledger of transfers, and the end of the names of files that its rows wait in.
+# Results of the ledger of transfers, and the suffix of the journals in which its rows wait.
 MOVED, DEAD_LETTERED = "moved", "dead_lettered"
 JOURNAL = ".journal"
 
@@ -100,7 +100,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
             ("number", pa.int32()),  # of the entity; a new entity with this path has a new number
             ("first", pa.int64()),  # sequence numbers, both included
             ("last", pa.int64()),
-            ("message_id", pa.string()),  # where the row is about one message and names it
+            ("message_id", pa.string()),  # if the row is about one message
             ("record", pa.int64()),  # of the log, that made it durable
         ]
     ),
@@ -138,8 +138,8 @@ class LedgerSettings:
     """How a ledger is written and kept."""
 
     is_on: bool = True
-    messages: bool = True  # what became of each message, too: for reconciliation
-    bucket: timedelta = LEDGER_BUCKET  # length of the time in which operations are counted together
+    messages: bool = True  # also write what happened to each message, for reconciliation
+    bucket: timedelta = LEDGER_BUCKET  # operations within this time are counted together
     roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
     retention: timedelta = LEDGER_RETENTION  # days older than this are deleted
     max_bytes: int = LEDGER_BYTES  # of all files; beyond, the oldest are deleted
@@ -178,7 +178,7 @@ class LedgerFile:
 
     @property
     def order(self) -> tuple[str, int]:
-        """What sorts files by time: the moment in the name, then the number of its writer."""
+        """The key that sorts files by time: the moment in the name, then the writer's number."""
         moment, _, number = self.path.stem.split("-")
         return moment, int(number)
 
@@ -199,7 +199,7 @@ class Ledger:
         self.folder = folder / FOLDER / kind.value
         self.retention = retention
         self.deleted: LedgerEnd | None = None  # the newest row that retention has deleted
-        self._writer = secrets.token_hex(4)  # so that no two write one file
+        self._writer = secrets.token_hex(4)  # part of the names, so that no two writers share one
         self._files = itertools.count(1)
         self._cleared: date | None = None
         self._metadata = {_KIND_KEY: kind.value, _VERSION_KEY: str(VERSION)}
@@ -208,7 +208,7 @@ class Ledger:
     def write(self, rows: pa.Table, now_us: int) -> list[Path]:
         """Write rows, one file per day. On an error nothing is written.
 
-        When this returns they are on the disk.
+        The rows are on the disk when this returns.
         """
         moments = rows.column(0).cast(pa.int64()).to_numpy()
         days_of = moments // DAY_US
@@ -218,7 +218,7 @@ class Ledger:
             path = self._new_path(from_us(int(moments[here].max())))
             parts[path] = rows if here.all() else rows.filter(pa.array(here))
         write_all_whole({path: partial(self._write_rows, part) for path, part in parts.items()})
-        self._clear_away(from_us(now_us))
+        self._delete_old_days(from_us(now_us))
         return list(parts)
 
     def _new_path(self, latest: datetime) -> Path:
@@ -234,19 +234,19 @@ class Ledger:
             writer.write_table(rows, LEDGER_FILE_ROWS)
 
     def put_mark(self, number: int, log: str = "") -> None:
-        """Remember how far the writer is in which log."""
+        """Store how far the writer has read in a log, and the id of that log."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / _MARK, f"{number} {log}".encode())
 
     def read_mark(self) -> int:
-        """Return how far the writer was; 0: that is not known."""
+        """Return how far the writer has read in its log; 0: unknown."""
         try:
             return int(self._mark()[0])
         except ValueError:
             return 0
 
     def read_log(self) -> str:
-        """Return the id of the log that the mark is about; empty: that is not known."""
+        """Return the id of the log that the mark is about; empty: unknown."""
         return self._mark()[2]
 
     def _mark(self) -> tuple[str, str, str]:
@@ -255,7 +255,7 @@ class Ledger:
         except (OSError, ValueError):
             return "", "", ""
 
-    def _clear_away(self, now: datetime) -> None:
+    def _delete_old_days(self, now: datetime) -> None:
         """Delete the days that are too old and merge the files of finished ones, once a day.
 
         Files that cannot be deleted or merged are left in place.
@@ -276,7 +276,7 @@ class Ledger:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _merge(self, folder: Path) -> None:
-        """Make one file of the small ones of a day."""
+        """Merge the small files of a day into one."""
         with merging.alone_in(folder) as is_alone:
             found = [file.path for file in _files_in(folder)] if is_alone else []
             if len(found) < 2:
@@ -297,7 +297,7 @@ class Ledger:
                 path.unlink()
 
     def files(self) -> "list[LedgerFile]":
-        """Return its complete files, oldest first."""
+        """Return the complete files of the ledger, oldest first."""
         found = [file for _, folder in days(self.folder) for file in _files_in(folder)]
         return sorted(found, key=lambda file: file.order)
 
@@ -350,9 +350,9 @@ def newest_row(path: Path) -> LedgerEnd | None:
 
 
 class LedgerSize:
-    """Measures the ledgers of a directory; reads only the days again that have changed.
+    """Measures the ledgers of a directory; reads a day again only if its folder has changed.
 
-    Files never change, so the size of a day follows from the time its folder was changed.
+    Files never change, so the size of a day changes only with its folder.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -400,14 +400,14 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 
 class DayFolders(Protocol):
-    """A folder on whichever file system, as far as its days matter."""
+    """The methods of a folder that `days` needs, on any file system."""
 
     @property
     def name(self) -> str:
         """The last part of its path."""
 
     def glob(self, pattern: str, /) -> "Iterator[Self]":
-        """Give what matches a pattern in it."""
+        """Yield the entries that match a pattern."""
 
     def __lt__(self, other: Self, /) -> bool: ...
 
@@ -416,7 +416,7 @@ F = TypeVar("F", bound=DayFolders)
 
 
 def days(folder: F) -> Iterator[tuple[date, F]]:
-    """Give the days of a ledger of one kind and their folders, in order."""
+    """Yield the days of a ledger of one kind, each with its folder, in order."""
     for path in sorted(folder.glob("day=*/")):
         with suppress(ValueError):
             yield date.fromisoformat(path.name.removeprefix("day=")), path
@@ -429,7 +429,7 @@ class Footer:
     kind: str
     version: int
     rows: int
-    replaces: frozenset[str] = frozenset()  # names of files whose rows it has as well
+    replaces: frozenset[str] = frozenset()  # names of files whose rows this file contains as well
     groups: tuple[int, ...] = field(default=(), compare=False)  # rows of each row group
 
 
@@ -439,11 +439,11 @@ def read_footer(path: Path) -> Footer | str:
 
 
 def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
-    """Return the same of a file that may be open already."""
+    """Return the same as `read_footer`, for a file that may be open already."""
     try:
         found = pq.read_metadata(file)
         columns = found.schema.to_arrow_schema().remove_metadata()
-    except (OSError, ValueError, pa.ArrowException) as error:  # also names that are no text
+    except (OSError, ValueError, pa.ArrowException) as error:  # also for names that are not text
         return f"damaged: no whole Parquet file ({size} bytes; {str(error).splitlines()[0]})"
     metadata = {
         key.decode(errors="replace"): value.decode(errors="replace")
@@ -456,7 +456,7 @@ def footer_of(file: Path | io.RawIOBase, size: int) -> Footer | str:
         version = int(metadata[_VERSION_KEY])
         schema = SCHEMAS[LedgerKind(kind)]
     except (KeyError, ValueError):
-        return f"foreign: it calls itself {kind!r}, which this Twinbus does not know"
+        return f"foreign: its kind is {kind!r}, which this version of Twinbus does not have"
     if version > VERSION:
         return f"newer: written in version {version}; this Twinbus reads up to {VERSION}"
     if columns != schema:

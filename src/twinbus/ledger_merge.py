@@ -1,12 +1,13 @@
 """Merges the small files of a finished day of a ledger into one.
 
-A quiet namespace writes a file a minute, and 1,440 small files a day take a reader longer than
-their rows. Files that are large already stay as they are, so that a busy day is not written again.
+A quiet namespace writes a file a minute, and a reader spends more time on opening 1,440 small files
+a day than on their rows. Files that are large already stay as they are, so that the rows of a busy
+day are not written again.
 
-The merged file names in its metadata the files that it replaces. It appears whole, and they are
-deleted after that. A reader that finds both, because it looked in between or because the process
-was killed there, leaves out those that are replaced: no row counts twice. Processes that share a
-folder take turns by a lock on the folder.
+The metadata of the merged file names the files that it replaces. It appears whole, and then these
+files are deleted. A reader may find the merged file and the replaced ones, because it looked in
+between or because the process was killed there. It ignores the replaced files, so no row counts
+twice. Processes that share a folder take turns by a lock on the folder.
 """
 
 import fcntl
@@ -26,7 +27,7 @@ REPLACES_KEY = "twinbus.ledger.replaces"
 
 
 def replaced_by(metadata: Mapping[str, str]) -> frozenset[str]:
-    """Return the names of the files that a file replaces, given its metadata."""
+    """Return from the metadata of a file the names of the files that it replaces."""
     try:
         names = json.loads(metadata.get(REPLACES_KEY, "[]"))
     except ValueError:

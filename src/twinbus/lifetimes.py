@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Closable(ABC):
-    """Has a lifetime that ends with `close`, or with the `with` block it is used in."""
+    """Has a lifetime that ends with `close`, or at the end of its `with` block."""
 
     @abstractmethod
     def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 SECOND_US: Final = 1_000_000
 DAY_US: Final = 86_400 * SECOND_US
 MEGABYTE: Final = 1024 * 1024
-MAX_INT64: Final = 2**63 - 1  # what a column of whole numbers holds
+MAX_INT64: Final = 2**63 - 1  # the largest value of a column of whole numbers
 NEVER_US: Final = MAX_INT64  # later than any time: sorts last and needs no special case
 UNLIMITED: Final = timedelta.max
 
@@ -48,9 +48,9 @@ FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward ta
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
 MAX_SQL_DEPTH: Final = 32  # nesting of brackets and operators: Python's stack holds 1000
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
-MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins; actions double
+MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins: + doubles it
 MAX_WILDCARDS: Final = 16  # of a LIKE pattern; matching time grows with each wildcard
-LIKE_OPERATORS: Final = 10  # as many as one LIKE counts: it reads every character of a text
+LIKE_OPERATORS: Final = 10  # that one LIKE counts as: it reads every character of a text
 MAX_RULE_OPERATORS: Final = 200  # of one filter or action: that of 18 LIKEs
 MAX_SUBSCRIPTION_OPERATORS: Final = 1000  # of all its rules: each is evaluated for every message
 MAX_TOPIC_OPERATORS: Final = 10_000  # of all its subscriptions: some 100 ms for one message
@@ -68,7 +68,7 @@ MAX_REMEMBERED_IDS: Final = 4_000_000
 REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time, its place in a dict
 FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids while memory is full
 
-# Turns: how long the requests of one key hold up those of others
+# Turns: how long the requests of one key delay those of others
 TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs; others wait so long
 SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whatever others asked
 LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
@@ -81,7 +81,7 @@ WORK_RULE_BYTES: Final = 128 * 1024  # of messages, times operators: evaluated i
 # Receiving
 MAX_RECEIVE_MESSAGES: Final = 10_000  # bounds the time the one writer spends on one command
 MAX_RECEIVE_BYTES: Final = 16 * 1024 * 1024  # bounds the memory of one reply
-MAX_WAIT: Final = timedelta(hours=24)  # "hours" of long poll, but not forever
+MAX_WAIT: Final = timedelta(hours=24)  # of a long poll: hours, but not forever
 MAX_SESSION_STATE_BYTES: Final = 256 * 1024
 MAX_LOCKED_SESSIONS: Final = 10_000  # locked sessions of one entity
 MAX_LISTED_SESSIONS: Final = 10_000  # of one reply; each name has up to 128 characters
@@ -98,7 +98,7 @@ MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change
 # Transfers
 MAX_ORIGIN_CHARACTERS: Final = MAX_PATH_CHARACTERS + 192  # a path, a number and two nonces
 MAX_ORIGIN_DEPTH: Final = 3  # a backlog queue, a sender, a spill store
-KNOWN_SENDERS: Final = 10_000  # per key: senders, and pieces of Spark's writers, that it knows
+KNOWN_SENDERS: Final = 10_000  # per key: remembered senders, and pieces of Spark's writers
 KNOWN_SENDERS_IN_ALL: Final = 100_000  # of all keys together; some 30 MB
 KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refused
 KNOWN_INTERVALS: Final = 50_000  # per key, over all its senders; some 5 MB
@@ -115,7 +115,7 @@ COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
 ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
-GATHER_S: Final = 0.001  # the wait of a turn for more requests: fifty callers come back in it
+GATHER_S: Final = 0.001  # how long a turn waits for more requests: fifty callers send again
 MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
 CARRIED_ID_BYTES: Final = 512  # of a message id in a record: 128 characters of up to 4 bytes
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
@@ -214,7 +214,7 @@ MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry
 CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while it sends one
 RUNS_AT_ONCE: Final = 32  # sends to one destination, each of another sender
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
-DESTINATION_BUDGET_S: Final = 5.0  # of its sends in one range: a slow one delays others no longer
+DESTINATION_BUDGET_S: Final = 5.0  # of sends to a destination in a range: then others go on
 TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
 TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one a single message
@@ -339,9 +339,9 @@ MIN_READ_BYTES: Final = (
 )  # that a client reads in QUIET_US if there are more: 9 KB a second
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # to present a token; a client needs milliseconds
-MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest goes
-MAX_STRANGER_BYTES: Final = 32 * 1024 * 1024  # of their unfinished requests; then the oldest goes
-MAX_READERS: Final = 256  # connections over HTTP that have shown a token; beyond, the oldest goes
+MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest is closed
+MAX_STRANGER_BYTES: Final = 32 * 1024 * 1024  # of their unfinished requests; likewise
+MAX_READERS: Final = 256  # HTTP connections that have shown a token; beyond, the oldest is closed
 MAX_CONNECTIONS: Final = 10_000  # each takes some 4 KB and a descriptor
 PRIVATE_CONNECTIONS: Final = 256  # of a private door: one for each worker of Spark, and a few more
 MAX_SOCKET_PATH_BYTES: Final = 103  # of a socket in the file system: macOS takes no more, Linux 107
@@ -354,12 +354,12 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024  # of one socket, before its replies are 
 SNAPSHOT_ENTITIES: Final = 256  # looked at in one go: a few milliseconds
 METRICS_AGE_S: Final = 1.0  # a page of metrics is rendered no more often
 SLOW_TURN_US: Final = 5_000  # a flush in the loop that takes longer moves to a thread
-QUICK_TURN_US: Final = 2_000  # and comes back when flushes take this long
+QUICK_TURN_US: Final = 2_000  # and returns to the loop when flushes take no longer
 LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond, a try 5 seconds
     *(500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
     *(1 * SECOND_US, 2_500_000, 5 * SECOND_US, 10 * SECOND_US),
 )
-DELIVERY_SLICE_S: Final = 0.005  # replies are encoded so long before the loop reads again
+DELIVERY_SLICE_S: Final = 0.005  # how long replies are encoded before the loop reads again
 IDLE_CHECK_US: Final = SECOND_US // 2  # a connection that was idle so long may have ended
 CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
@@ -367,12 +367,12 @@ LARGE_FRAME_BYTES: Final = 64 * 1024  # from here on a frame is read into memory
 FRAME_GROWTH: Final = 16  # memory of an incomplete large frame, as a multiple of the bytes received
 SERVER_READ_BYTES: Final = 128 * 1024  # at once by a server, so that one client delays no other
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
-QUIET_US: Final = 30 * SECOND_US  # a connection this quiet is asked whether it is there
+QUIET_US: Final = 30 * SECOND_US  # of silence, after which the peer is asked for a reply
 DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
 BURST_BYTES: Final = 4 * 1024 * 1024  # read and written: less leaves little free memory behind
 QUIET_TICK_BYTES: Final = 1024 * 1024  # read and written in a tick of a server: a burst is over
 RELEASE_INTERVAL_US: Final = 60 * SECOND_US  # between releases of free memory, if never quiet
-GRACE_S: Final = 2.0  # what a stopping server gives clients to hang up, and a client its threads
+GRACE_S: Final = 2.0  # how long a server that stops waits for clients, and a client for its threads
 
 # AMQP
 AMQP_FRAME_BYTES: Final = 64 * 1024  # that peers may send; as Service Bus
@@ -428,7 +428,7 @@ AZURE_SWEEP_S: Final = 15.0  # between two looks for unused links
 AZURE_THREAD_IDLE_S: Final = 30.0  # after which a thread without work ends
 AZURE_RECEIVE_MESSAGES: Final = 1000  # that one receive asks the service for
 AZURE_MESSAGE_LOCKS: Final = 100_000  # locked messages that are settled on the link they came by
-AZURE_POLL_S: Final = 0.25  # between two looks of a waiting receive whether it shall end
+AZURE_POLL_S: Final = 0.25  # between two checks whether a waiting receive must end
 AZURE_DRAIN_S: Final = 5.0  # for the service to take back credit; the link is closed then
 AZURE_KEEP_ALIVE_S: Final = 30  # the longest pause between two frames that a receiver asks for
 AZURE_SILENCE_S: Final = 2.0 * AZURE_KEEP_ALIVE_S  # then the connection of a receiver is dead

@@ -42,7 +42,7 @@ def folder_of(text: str) -> "Path | str":
 
 
 def as_uri(path: "Path | HadoopPath") -> str:
-    """Return a path so that Spark finds it whatever its default file system is.
+    """Return the URI of a path, so that Spark does not look on its default file system.
 
     Hadoop takes the characters of a path as they are: nothing is escaped.
     """
@@ -65,7 +65,7 @@ class HadoopPath:
             )
         self._session = session
         self._uri = uri.rstrip("/")
-        self._status = status  # what the listing of its folder said, if it was listed
+        self._status = status  # from the listing of its folder, if it was listed
 
     def __str__(self) -> str:
         return self._uri
@@ -101,7 +101,7 @@ class HadoopPath:
         return HadoopPath(self._session, self._uri.rpartition("/")[0])
 
     def resolve(self) -> "HadoopPath":
-        """Return it: a URI is absolute."""
+        """Return the path itself: a URI is absolute."""
         return self
 
     # -- what is there -----------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class HadoopPath:
         )
 
     def exists(self) -> bool:
-        """Whether it is there."""
+        """Whether it exists."""
         return bool(self._fs().exists(self._path()))
 
     def size(self) -> int:
@@ -143,7 +143,7 @@ class HadoopPath:
     # -- changes -----------------------------------------------------------------------------------
 
     def mkdir(self) -> None:
-        """Make the folder, and those above it."""
+        """Create the folder, and those above it."""
         self._fs().mkdirs(self._path())
 
     def put(self, local: Path) -> None:

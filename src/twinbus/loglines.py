@@ -1,8 +1,9 @@
 """Log lines that carry facts, and a bound on how often a line may repeat.
 
-A log line is a sentence for people. The same values are attached to it as facts, so that a machine
-need not parse the sentence: the JSON format of `twinbus serve` writes them, the text format does
-not. `LineRate` bounds lines that clients or a slow disk can cause at any rate. It reads no clock.
+A log line is a sentence for people. Its values are also attached to it as facts, so that a machine
+need not parse the sentence: the JSON format of `twinbus serve` writes the facts, the text format
+does not. `LineRate` bounds lines that clients or a slow disk could cause at any rate. It reads no
+clock.
 """
 
 import threading

@@ -105,4 +105,6 @@ class Plain:
             return UUID(hex=plain["hex"])
         if kind == "bytes":
             return bytes.fromhex(plain["hex"])
-        raise InvalidArgumentError(f"there is no kind {shown(kind)}; it may be of a newer version")
+        raise InvalidArgumentError(
+            f"there is no kind {shown(kind)}; a newer version may have written it"
+        )

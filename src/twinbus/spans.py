@@ -1,4 +1,4 @@
-"""Lengths of time as text: as people write them, and as the administration API of Service Bus does.
+"""Lengths of time as text: for people, and in ISO 8601 for the administration API of Service Bus.
 
     people       500ms, 30s, 5m, 2h, 7d, 1h30m, unlimited
     ISO 8601     PT0.5S, PT30S, PT5M, PT2H, P7D, PT1H30M, P10675199DT2H48M5.4775807S
@@ -64,7 +64,7 @@ def format_span(span: timedelta) -> str:
 
 
 def parse_iso_span(text: str) -> timedelta:
-    """Return the length of time of a text in ISO 8601; years and months have no fixed length."""
+    """Return the length of time of a text in ISO 8601; refuse years and months."""
     wanted = text.strip().upper()
     found = _ISO.fullmatch(wanted) if len(wanted) <= MAX_SPAN_CHARACTERS else None
     if found is None:

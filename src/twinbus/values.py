@@ -1,9 +1,7 @@
 """Checks for values.
 
-Every value runs them in its constructor, whether an application, the wire or the log created it.
-
-
-A command, description, rule, origin or key that exists is valid: the broker never meets a text that
+Every value runs them in its constructor, whether an application, the wire or the log created it. So
+a command, description, rule, origin or key that exists is valid: the broker never gets a text that
 cannot be written as UTF-8, a number that does not fit its column, or a value without a bound.
 Each check raises InvalidArgumentError, which names the value, the rule and what to do.
 """

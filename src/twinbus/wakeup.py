@@ -1,8 +1,8 @@
 """Waking a thread that sleeps for a bounded time.
 
-`queue.SimpleQueue.get(timeout=...)` is not used for that: in CPython 3.11 it waits forever when
-its deadline passes between its first try and the wait, which a short timeout and a busy machine
-make likely.
+`queue.SimpleQueue.get(timeout=...)` is not used for that. In CPython 3.11 it waits forever if its
+deadline passes between its first try and the wait, which is likely with a short timeout on a busy
+machine.
 """
 
 import threading

@@ -261,7 +261,7 @@ def test_a_look_that_fails_is_reported_once_and_made_again(pair: Pair) -> None:
     look(pair)
     look(pair)
     assert [event.cause for event in pair.heard(ReturnWaits)[1:]] == [
-        "a look failed with Messaging: no eyes"
+        "its backlog queue cannot be browsed (Messaging: no eyes); tried again"
     ]
     pair.secondary.tap.relent()
     carry(pair)

@@ -192,14 +192,14 @@ def test_it_notices_messages_out_of_order(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("is_empty", property(lambda _: True)),  # nothing is ever away
-        ("judge", lambda *_: homing.Finding.HOME),  # everything is home at the first look
+        ("is_empty", property(lambda _: True)),  # everything is always home
+        ("finding", lambda *_: homing.Finding.HOME),  # everything is home at the first look
     ],
 )
 def test_it_notices_a_message_that_was_overtaken_in_spite_of_preserve_order(
     monkeypatch: pytest.MonkeyPatch, name: str, wrong: Any
 ) -> None:
-    monkeypatch.setattr(homing.Away, name, wrong)
+    monkeypatch.setattr(homing.Diversions, name, wrong)
     slow = timedelta(minutes=5)
     ordered = replace(SETTING, preserve_order=True, sends=600, move_interval=slow)
     verdict = scripted(NOON, setting=ordered)

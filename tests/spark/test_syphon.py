@@ -136,8 +136,8 @@ def test_a_destination_that_is_switched_off_gets_its_messages_later_and_in_order
         until(lambda: not any(d.trouble for d in syphon.progress.destinations), "it tells")
     assert twins.primary.ids() == sent
     reported = [record.message for record in caplog.records if record.name == "twinbus.syphon"]
-    assert any("does not take its messages" in line for line in reported)
-    assert any("takes its messages again" in line for line in reported)
+    assert any("does not accept its messages" in line for line in reported)
+    assert any("accepts its messages again" in line for line in reported)
 
 
 def test_once_ends_although_a_destination_fails_and_reports_what_is_left(twins: Twins) -> None:

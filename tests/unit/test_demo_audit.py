@@ -61,7 +61,9 @@ def test_an_order_that_was_handed_over_and_not_completed_is_not_doubled() -> Non
     assert examine(["a"], handed((1, "a")), QueuedOrders({1: "a"})).doubled == ()
 
 
-@pytest.mark.parametrize("queued", [QueuedOrders({7: "a"}), QueuedOrders(elsewhere=frozenset("a"))])
+@pytest.mark.parametrize(
+    "queued", [QueuedOrders({7: "a"}), QueuedOrders(in_other_queues=frozenset("a"))]
+)
 def test_an_order_that_a_queue_holds_is_late_and_not_lost(queued: QueuedOrders) -> None:
     found = examine(["a"], Handovers(), queued)
     assert (found.lost, found.late, found.doubled) == ((), ("a",), ())
@@ -239,4 +241,4 @@ def test_a_lost_reply_to_a_completion_hides_no_order(
 def test_orders_that_wait_in_queues_are_found_there(shop: str) -> None:
     found = browse_queues(shop, shop, QUEUE, (QUEUE,))
     assert sorted(found.on_primary.values()) == sorted(ORDERS)
-    assert found.elsewhere == frozenset(ORDERS)
+    assert found.in_other_queues == frozenset(ORDERS)

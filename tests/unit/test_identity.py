@@ -126,7 +126,7 @@ def test_the_refusal_of_a_cluster_without_a_common_host_says_how_to_be_recognise
     queue = describe_backlog_queue(named("Endpoint=amqp://r1,r2/shop;Name=contoso"), 0)
     with pytest.raises(InvalidOperationError) as caught:
         named("Endpoint=amqp://r3,r4/shop;Name=contoso").check_owns(queue)
-    assert "add one of the hosts of r1:5672,r2:5672/shop" in caught.value.text
+    assert "name one of the hosts of r1:5672,r2:5672/shop" in caught.value.text
     assert f"{queue.path}/$Description" in caught.value.text
 
 

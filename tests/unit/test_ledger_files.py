@@ -349,7 +349,7 @@ def test_parquet_of_another_program_is_reported_as_foreign(tmp_path: Path) -> No
 
 def test_a_kind_nobody_knows_is_called_foreign_by_its_name(tmp_path: Path) -> None:
     reported = read_footer(written_with(tmp_path, some_rows(), kind="weather"))
-    assert reported == "foreign: it calls itself 'weather', which this Twinbus does not know"
+    assert reported == "foreign: its kind is 'weather', which this version of Twinbus does not have"
 
 
 def test_a_newer_version_is_called_newer_whatever_its_columns(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from twinbus.client.state import FactoryState
 from twinbus.clock import to_us
 from twinbus.limits import NEVER_US, PARTNER_GRACE
-from twinbus.pairing.lifecycle import Partnership, Side, hear, verdict
+from twinbus.pairing.lifecycle import Partnership, Side, after_state, verdict
 
 NOW = 1_000_000_000
 GRACE = to_us(PARTNER_GRACE)
@@ -20,14 +20,14 @@ def after(*steps: Step, now: int = NOW) -> Partnership:
     """Return the partnership of two factories that went through these states."""
     partnership = Partnership()
     for side, state in steps:
-        partnership = hear(partnership, side, state, now)
+        partnership = after_state(partnership, side, state, now)
     return partnership
 
 
 def sentenced(partnership: Partnership, now: int) -> Side | None:
     """Return who is faulted when that time has come."""
-    _, sentence = verdict(partnership, now)
-    return sentence.side if sentence else None
+    _, fault = verdict(partnership, now)
+    return fault.side if fault else None
 
 
 def interleavings(first: list[Step], second: list[Step]) -> list[list[Step]]:
@@ -86,10 +86,10 @@ def test_when_a_factory_ends_its_partner_has_5_seconds(side: Side, how: list[Fac
 def test_the_sentence_says_how_one_ended_and_what_the_other_failed_to_do(
     side: Side, state: FactoryState, word: str
 ) -> None:
-    _, sentence = verdict(after((side, state)), NOW + GRACE)
-    assert sentence is not None
-    assert sentence.cause.startswith(word)
-    assert "not closed within 5 seconds" in sentence.cause
+    _, fault = verdict(after((side, state)), NOW + GRACE)
+    assert fault is not None
+    assert fault.cause.startswith(word)
+    assert "not closed within 5 seconds" in fault.cause
 
 
 @both_sides
@@ -102,7 +102,7 @@ def test_a_factory_that_is_being_closed_when_its_partner_faults_is_left_alone(si
 @both_sides
 def test_the_5_seconds_begin_when_it_is_closed_and_not_when_that_begins(side: Side) -> None:
     begun = after((side, CLOSING))
-    ended = hear(begun, side, CLOSED, NOW + 10 * GRACE)
+    ended = after_state(begun, side, CLOSED, NOW + 10 * GRACE)
     assert ended.due == NOW + 11 * GRACE
 
 
@@ -118,7 +118,7 @@ def test_a_partner_is_sentenced_once(side: Side) -> None:
 def test_a_partner_that_ends_or_begins_to_within_5_seconds_is_left_alone(
     side: Side, state: FactoryState
 ) -> None:
-    partnership = hear(after(*closing(side)), side.partner, state, NOW + GRACE - 1)
+    partnership = after_state(after(*closing(side)), side.partner, state, NOW + GRACE - 1)
     assert partnership.is_over
     assert sentenced(partnership, NOW + 100 * GRACE) is None
 
@@ -126,14 +126,14 @@ def test_a_partner_that_ends_or_begins_to_within_5_seconds_is_left_alone(
 @both_sides
 def test_a_factory_that_is_faulted_after_the_5_seconds_faults_nobody(side: Side) -> None:
     partnership, _ = verdict(after(*closing(side)), NOW + GRACE)
-    assert hear(partnership, side.partner, FAULTED, NOW + GRACE).is_over
+    assert after_state(partnership, side.partner, FAULTED, NOW + GRACE).is_over
 
 
 @both_sides
 @pytest.mark.parametrize("state", [CLOSING, CLOSED, FAULTED])
 def test_a_factory_that_has_ended_reports_nothing_more(side: Side, state: FactoryState) -> None:
     ended = after(*closing(side))
-    assert hear(ended, side, state, NOW + 1) == ended
+    assert after_state(ended, side, state, NOW + 1) == ended
 
 
 # -- closing both ----------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_two_factories_that_are_closed_in_any_order_fault_nobody(steps: list[Ste
 @pytest.mark.parametrize("second", Side)
 def test_while_both_are_being_closed_neither_is_waited_for(first: Side, second: Side) -> None:
     begun = after((first, CLOSING), (first.partner, CLOSING))
-    ended = hear(begun, second, CLOSED, NOW)
+    ended = after_state(begun, second, CLOSED, NOW)
     assert sentenced(ended, NOW + 100 * GRACE) is None
 
 

@@ -24,10 +24,20 @@ FORBIDDEN = re.compile(  # pronouns, and private words for things that have a na
     r"|(.*_)?(told|held|said|heard|ours|theirs)(_.*)?",
     re.IGNORECASE,
 )
+VAGUE = re.compile(  # further words with no meaning in the domain; rooms that are free of them
+    r"(.*_)?(tells?|holds?|hears?|stands?|sentence|away|whence"
+    r"|(some|any|no|every)body|(some|no|any|else)where)(_.*)?",
+    re.IGNORECASE,
+)
+PYTHON = {"tell", "whence"}  # names of io.RawIOBase
 ROOMS = (  # that keep to it
     *("amqp", "azure", "broker/accounts", "broker/entities", "broker/sending", "broker/store"),
     *("cli", "client", "cost", "datasource", "demo", "namespace", "pairing", "pipeline"),
     *("protocol", "server", "servicebus", "spark", "syphon", "testing", "tracing"),
+)
+PLAIN_ROOMS = (  # that are free of vague words, too
+    *("azure", "cli", "client", "datasource", "demo", "pairing", "server", "spark", "syphon"),
+    *("testing", "tracing"),
 )
 QUEUE = sorted(  # `leasing` shares a name with the room above
     f"broker/queue/{path.name}"
@@ -54,6 +64,12 @@ def bound_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, node.arg
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.alias(asname=str(name)):
+                yield node.lineno, name
+            case ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+            case ast.MatchMapping(rest=str(name)):
+                yield node.lineno, name
 
 
 def test_a_class_name_is_used_once() -> None:
@@ -78,6 +94,17 @@ def test_no_identifier_is_a_pronoun_or_a_private_word(place: str) -> None:
     assert found == []
 
 
+@pytest.mark.parametrize("place", [*PLAIN_ROOMS, *MODULES])
+def test_no_identifier_is_a_vague_word(place: str) -> None:
+    found = [
+        f"{path}:{line} {name}"
+        for path, tree in trees(place)
+        for line, name in bound_names(tree)
+        if VAGUE.fullmatch(name) and name not in PYTHON
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(
     ("name", "is_forbidden"),
     [
@@ -90,3 +117,18 @@ def test_no_identifier_is_a_pronoun_or_a_private_word(place: str) -> None:
 )
 def test_forbidden_identifiers_are_recognised(name: str, *, is_forbidden: bool) -> None:
     assert bool(FORBIDDEN.fullmatch(name)) is is_forbidden
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def hold(): ...",
+        "def f(heard): ...",
+        "import x as nowhere",
+        "match x:\n    case {'a': away}: ...",
+        "try: ...\nexcept E as away: ...",
+    ],
+)
+def test_names_are_found_wherever_python_binds_them(source: str) -> None:
+    names = [name for _, name in bound_names(ast.parse(source))]
+    assert any(VAGUE.fullmatch(name) or FORBIDDEN.fullmatch(name) for name in names)

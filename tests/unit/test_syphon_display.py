@@ -111,18 +111,18 @@ def test_log_lines_are_printed_above_the_table_and_wrapped(
 ) -> None:
     with display.showing():
         display.refresh(DOWN)
-        LOG.warning("orders does not take its messages: %s", REFUSED)
+        LOG.warning("orders does not accept its messages: %s", REFUSED)
         display.refresh(DOWN)
-        LOG.info("bills takes its messages again")
+        LOG.info("bills accepts its messages again")
         screen = terminal.screen()
     head = screen.index(next(row for row in screen if row.startswith("moved 0")))
     above = screen[:head]
     assert [row[9:] for row in above] == [
-        "orders does not take its messages: the server cannot be reached or hung",
-        "up: failed to connect to all addresses; last error: UNKNOWN:",
+        "orders does not accept its messages: the server cannot be reached or",
+        "hung up: failed to connect to all addresses; last error: UNKNOWN:",
         "ipv4:127.0.0.1:39583: Failed to connect to remote host: Connection",
         "refused",
-        "bills takes its messages again",
+        "bills accepts its messages again",
     ]
     assert [row.split()[0] for row in screen[head:] if row] == [
         "moved",
@@ -141,11 +141,11 @@ def test_a_trouble_is_printed_once_and_its_change_once(
         return SyphonProgress(destinations=(DestinationProgress("orders", trouble=trouble),))
 
     with display.showing():
-        LOG.warning("orders does not take its messages: it is full")
+        LOG.warning("orders does not accept its messages: it is full")
         for trouble in ("it is full", "it is full", "no answer in 1 s", "no answer in 2 s"):
             display.refresh(failing(trouble))
     assert [row[9:] for row in terminal.screen() if row] == [
-        "orders does not take its messages: it is full",
+        "orders does not accept its messages: it is full",
         "orders now fails for another reason: no answer in 1 s",
     ]
 
@@ -176,6 +176,6 @@ def test_the_same_line_is_dropped_for_a_minute_and_printed_in_full_later() -> No
 
 
 def test_a_trouble_that_ended_and_began_anew_is_printed_again() -> None:
-    begins, ends = "orders does not take its messages: full", "orders takes its messages again"
+    begins, ends = "orders does not accept its messages: full", "orders accepts its messages again"
     output = [record(text, 1) for text in (begins, ends, begins, ends)]
     assert passed(output) == [begins, ends, begins, ends]

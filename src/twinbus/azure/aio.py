@@ -1,4 +1,4 @@
-"""The drop-in for applications on the asyncio half of the SDK.
+"""The drop-in for applications on the asyncio classes of the SDK.
 
     from twinbus.azure import PairedWith
     from twinbus.azure.aio import PairedServiceBusClient
@@ -70,14 +70,14 @@ class PairedServiceBusClient(ServiceBusClient):
         primary: Primary | None = None,  # None: follows from the other arguments
         **kwargs: Any,
     ) -> None:
-        """Make a client of the primary; keywords of the SDK hold for its receivers."""
+        """Make a client of the primary; keyword arguments apply to its receivers."""
         super().__init__(fully_qualified_namespace, credential, **kwargs)
         self._primary = primary or Primary.of_arguments(
             fully_qualified_namespace, credential, kwargs
         )
         self._paired_with = paired_with
         self._blocking: blocking.PairedServiceBusClient | None = None
-        self._pairs = asyncio.Lock()  # held while it pairs
+        self._pairs = asyncio.Lock()  # locked while it pairs
         self._threads = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-azure-aio")
         self._own_credential: Any = None  # to be closed with the client
 
@@ -85,7 +85,7 @@ class PairedServiceBusClient(ServiceBusClient):
     def from_connection_string(  # type: ignore[override]
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> Self:
-        """Return a client of the primary; keywords of the SDK hold for its receivers."""
+        """Return a client of the primary; keyword arguments apply to its receivers."""
         primary = Primary(ConnectionString.parse(conn_str))
         options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
         if not primary.connection.uses_entra:
@@ -105,7 +105,7 @@ class PairedServiceBusClient(ServiceBusClient):
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_context(work))
 
     async def paired(self) -> blocking.PairedServiceBusClient:
-        """Return the blocking client, paired."""
+        """Return the blocking client; pair it at the first call."""
         async with self._pairs:
             if self._blocking is None:
                 primary = self._primary
@@ -196,7 +196,7 @@ class PairedServiceBusSender:
         return (await self._ready()).create_message_batch(max_size_in_bytes)
 
     async def close(self) -> None:
-        """Send no more with it."""
+        """Close the sender; later sends raise."""
         if self._sender is not None:
             self._sender.close()
 

@@ -35,7 +35,7 @@ from twinbus.pairing.pairing import SendAvailabilityPairing
 
 @dataclass(frozen=True, slots=True)
 class PairedWith:
-    """The secondary namespace, and how its primary is paired with it."""
+    """The secondary namespace, and the options of the pairing."""
 
     secondary: str  # a connection string of any kind: sb://, twinbus://, embedded://
     backlog_queue_count: int = DEFAULT_BACKLOG_QUEUES
@@ -99,7 +99,7 @@ class PairedServiceBusClient(ServiceBusClient):
         primary: Primary | None = None,  # None: follows from the other arguments
         **kwargs: Any,
     ) -> None:
-        """Make a client of the primary; keywords of the SDK hold for its receivers."""
+        """Make a client of the primary; keyword arguments apply to its receivers."""
         super().__init__(fully_qualified_namespace, credential, **kwargs)
         primary = primary or Primary.of_arguments(fully_qualified_namespace, credential, kwargs)
         self._pair = Pair(primary, paired_with)

@@ -101,9 +101,9 @@ class Primary:
 
 
 def check_entity(allowed: str | None, name: str) -> None:
-    """Refuse a sender to another entity than the one that a connection string is limited to."""
+    """Refuse a sender if the connection string is limited to another entity."""
     if allowed and name != allowed:
         raise ValueError(
-            f"The connection string has EntityPath={allowed}; a sender to {name} needs one of the "
-            "whole namespace."
+            f"The connection string has EntityPath={allowed}; a sender to {name} needs a "
+            "connection string of the whole namespace."
         )

@@ -1,4 +1,4 @@
-"""`twinbus purge` and `twinbus sessions`: what an entity holds, as a whole."""
+"""`twinbus purge` and `twinbus sessions`: all messages and all sessions of an entity."""
 
 import click
 
@@ -19,9 +19,9 @@ from twinbus.limits import CLI_BATCH_MESSAGES, MAX_CLI_COUNT
     "--max",
     "most",
     type=click.IntRange(1, MAX_CLI_COUNT),
-    help="Delete at most so many [default: all].",
+    help="Maximum number of messages to delete [default: all].",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @talks_to_namespace
 def purge(settings: Settings, path: str, most: int | None, yes: bool) -> None:
     """Delete the messages of PATH unread; locked, deferred and scheduled ones stay."""

@@ -218,7 +218,7 @@ def _read_connection(file: Path, option: str) -> str:
         else:
             with file.open("rb") as opened:
                 found = opened.read(MAX_CONNECTION_BYTES + 1)
-    except OSError as error:  # without the name: it may be a connection string by mistake
+    except OSError as error:  # the text has no file name: it may be a connection string
         raise click.UsageError(
             f"{option} cannot be read: {error.strerror}. Check the path and the permissions"
         ) from error

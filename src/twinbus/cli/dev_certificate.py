@@ -9,7 +9,7 @@ from twinbus.errors import InvalidOperationError
 from twinbus.extras import require_for_command
 
 _TRUST = """\
-Nothing trusts it yet. How programs come to trust {ca}:
+No program trusts the certificate yet. How to make a program trust {ca}:
   Twinbus clients          CaFile={ca} in the connection string
   azure-servicebus         ServiceBusAdministrationClient.from_connection_string(
                                text, connection_verify="{ca}")

@@ -87,7 +87,7 @@ def _change_options(kind: type[EntityDescription]) -> Callable[[Any], Any]:
 
 
 def _changed(description: Any, options: Mapping[str, Any]) -> Any:
-    """Return a description with the settings that were given; an empty text takes one away."""
+    """Return a description with the settings that were given; an empty text removes a setting."""
     given = {name: value for name, value in options.items() if value is not None}
     if not given:
         raise click.UsageError(

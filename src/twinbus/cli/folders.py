@@ -9,7 +9,7 @@ from twinbus.locations import folder_of
 
 
 class Folder(click.ParamType["Path | str"]):
-    """A folder on the command line. A URI is not checked here: only Spark can open it."""
+    """A folder on the command line. A URI is not checked here, because only Spark can open it."""
 
     name = "folder"
 

@@ -218,7 +218,7 @@ def _read(read: Callable[[int], bytes], limit: int) -> bytes:
 def _located(
     error: MessageSizeExceededError, chunk: Sequence[BrokeredMessage], sent: int
 ) -> MessageSizeExceededError:
-    """Return the error with the number of the line that is too long: the longest of the chunk."""
+    """Return the error with the number of the longest line of the chunk, which is too long."""
     size, limit = error.facts.get("size"), error.facts.get("limit")
     if not isinstance(limit, int) or limit >= MAX_BATCH_BYTES:
         return error  # the batch is too large, not a single message
@@ -405,7 +405,7 @@ def resubmit(settings: Settings, path: str, most: int | None) -> None:
     ):
         for messages in _batches(dead, most, NO_WAIT):
             sender.send_batch([_renamed(message) for message in messages])
-            dead.complete(messages)  # after the send: a crash in between sends twice, loses nothing
+            dead.complete(messages)  # after the send: a crash in between loses nothing
             done += len(messages)
             advance(len(messages))
     _report_count(settings, "resubmitted", done)

@@ -180,9 +180,8 @@ def _print_losses(made: Report) -> None:
     """Print which logs were lost, and the first messages that are not accounted for."""
     for log in made.lost_logs:
         click.echo(
-            f"the whole log of {log.ledger} was lost with its records 1 to {log.last}, and the "
-            "namespace began an empty one; lost messages that the ledger does not know are not "
-            "listed",
+            f"the whole log of {log.ledger} was lost: records 1 to {log.last}. The namespace began "
+            "an empty log. Lost messages are listed as far as the ledger has them",
             err=True,
         )
     for row in made.suspects[:20]:

@@ -188,7 +188,7 @@ def _certificate_folder(wanted: str) -> Path:
 
 
 def _announce(settings: "ServerSettings", server: "Server") -> None:
-    """Print where a server is reached, and at its first start the keys."""
+    """Print the address of a server, and at its first start the keys."""
     if server.root_key is not None:
         click.echo(server.connection_string)
         if settings.tls_certificate is None:
@@ -213,8 +213,8 @@ def _in_url(host: str) -> str:
 class _Signals:
     """Records signals from the start on, so that none ends the process while the server starts.
 
-    The system may hand a signal to any thread, and Python runs its handler when the main thread
-    runs Python code again. A main thread that waits for a lock would not: it waits for a pipe, into
+    The system may deliver a signal to any thread, and Python runs its handler when the main thread
+    runs Python code again. A main thread that waits for a lock does not. So it waits for a pipe, to
     which Python writes at each signal. The handlers take no lock: one may interrupt another.
     """
 

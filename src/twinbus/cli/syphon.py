@@ -230,16 +230,16 @@ def _watch(
 
 
 def _terminate(*_: object) -> None:
-    """End the command before the syphon runs; the start of Spark cleans up after itself."""
+    """End the command before the syphon runs; the code that starts Spark then kills its JVM."""
     sys.exit(_TERMINATED)
 
 
 def _backlog(manager: NamespaceManager, queues: Iterable[str]) -> SyphonProgress:
-    """Return what waits before the syphon runs; nothing, if the queues cannot be asked."""
+    """Return how many messages wait before the syphon runs; none if the queues do not answer."""
     try:
         waiting = [manager.get_runtime_properties(path).active_message_count for path in queues]
     except MessagingError:
-        return SyphonProgress()  # the syphon reports what it finds
+        return SyphonProgress()  # the syphon reports the number later
     return SyphonProgress(waiting=sum(waiting))
 
 

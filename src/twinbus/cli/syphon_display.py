@@ -2,8 +2,8 @@
 
 On a terminal the progress is a table that is redrawn. Log lines are printed above it through the
 same console, because a handler that writes to standard error itself would write into the table.
-Without a terminal, progress and log are lines. In both cases a trouble is printed when it begins or
-changes, and not while it stays the same.
+Without a terminal, progress and log are lines. In both cases the failure of a destination is
+printed when it begins or changes, and not while it stays the same.
 """
 
 import logging

@@ -38,7 +38,7 @@ class SessionfulReceiver(MessageReceiver):
     def list_sessions(self, state_updated_after_utc: datetime | None = None) -> list[str]:
         """Return the sessions with messages or a state; or those whose state changed since then.
 
-        Sessions that come and go meanwhile may be missing.
+        Sessions that begin or end during the call may be missing.
         """
         self._check()
         found: dict[str, None] = {}

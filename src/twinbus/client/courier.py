@@ -79,7 +79,7 @@ class Courier:
         self.policy = policy
         self.life = life
         self.random = random
-        self.peer = UNKNOWN_PEER  # of spans
+        self.peer = UNKNOWN_PEER  # the namespace, as spans name it
         self._gate = BusyGate()
         self._numbers: dict[str, _Numbers] = {}  # by path
         self.route: Route = _DirectRoute(self)  # all sends of clients go through it

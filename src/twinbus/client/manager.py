@@ -94,7 +94,9 @@ class NamespaceManager(NamespaceUser):
         found = self._ask(GetEntity(path))
         if not isinstance(found, kind):
             raise EntityNotFoundError(
-                f"there is no {_kind(kind)} {path}: {path} is a {_kind(type(found))}", path=path
+                f"there is no {_kind(kind)} {path}: {path} is a {_kind(type(found))}. Use the "
+                f"methods for a {_kind(type(found))}",
+                path=path,
             )
         return found
 

@@ -73,7 +73,7 @@ class PipelinedSender(Closable):
         """
         if not isinstance(message, BrokeredMessage):
             raise InvalidArgumentError(
-                f"send takes a BrokeredMessage, not {type(message).__name__}"
+                f"send needs a BrokeredMessage, not {type(message).__name__}"
             )
         future: Future[None] = RunningFuture()
         with self._changed:

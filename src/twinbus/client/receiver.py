@@ -217,7 +217,7 @@ class MessageReceiver(EntityClient):
         if self._renewer is not None and self._session is None:
             for message in messages:
                 if message.lock_token is not None and message.locked_until_utc is not None:
-                    self._renewer.hold(
+                    self._renewer.add(
                         message.lock_token,
                         RenewLocks(self.path, tokens_of([message.lock_token])),
                         message.locked_until_utc,
@@ -281,7 +281,7 @@ class MessageReceiver(EntityClient):
     ) -> None:
         tokens = _tokens(messages)
         if self._renewer is not None:
-            self._renewer.release(tokens)
+            self._renewer.remove(tokens)
         if tokens:
             command = Settle(self.path, tokens_of(tokens), disposition, reason, description)
             self._ask_to_settle(command, messages)
@@ -431,7 +431,7 @@ class MessageSession(MessageReceiver):
         self.locked_until_utc = grant.locked_until_utc
         if self._renewer is not None:
             token, command = grant.lock.lock_token, RenewSession(path, grant.lock)
-            self._renewer.hold(token, command, grant.locked_until_utc)
+            self._renewer.add(token, command, grant.locked_until_utc)
 
     @property
     def session_id(self) -> str:

@@ -1,7 +1,7 @@
 """Renews the locks of messages and sessions while an application works on them.
 
 Each receiver with `auto_renew_for` has one renewer, and each renewer has one thread. Receivers call
-`hold` and `release` from the application's threads.
+`add` and `remove` from the application's threads.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger("twinbus.client")
 
 
 @dataclass(slots=True)
-class _Hold:
+class _RenewedLock:
     """A lock that is being renewed."""
 
     command: RenewLocks | RenewSession
@@ -36,26 +36,26 @@ class LockRenewer:
     def __init__(self, courier: Courier, longest: timedelta) -> None:
         self._courier = courier
         self._longest = to_us(longest)
-        self._holds: dict[UUID, _Hold] = {}
+        self._locks: dict[UUID, _RenewedLock] = {}
         self._changed = threading.Condition()
         self._closed = False
         self._stop_listening = courier.clock.on_advance(self._wake)
         self._thread = threading.Thread(target=self._run, name="twinbus-renewal", daemon=True)
         self._thread.start()
 
-    def hold(self, token: UUID, command: RenewLocks | RenewSession, locked_until: datetime) -> None:
+    def add(self, token: UUID, command: RenewLocks | RenewSession, locked_until: datetime) -> None:
         """Start to renew a lock."""
         now = self._courier.clock.now_us()
         with self._changed:
             due = _due(self._courier.clock, locked_until)
-            self._holds[token] = _Hold(command, due, now + self._longest)
+            self._locks[token] = _RenewedLock(command, due, now + self._longest)
             self._changed.notify_all()
 
-    def release(self, tokens: Iterable[UUID]) -> None:
+    def remove(self, tokens: Iterable[UUID]) -> None:
         """Stop renewing these locks."""
         with self._changed:
             for token in tokens:
-                self._holds.pop(token, None)
+                self._locks.pop(token, None)
 
     def close(self) -> None:
         """Stop renewing all locks, and end the thread."""
@@ -75,7 +75,7 @@ class LockRenewer:
             with self._changed:
                 due = self._due_now()
                 while not due and not self._closed:
-                    soonest = min((hold.due for hold in self._holds.values()), default=NEVER_US)
+                    soonest = min((lock.due for lock in self._locks.values()), default=NEVER_US)
                     timeout = (
                         None if soonest == NEVER_US else self._courier.clock.seconds_until(soonest)
                     )
@@ -83,33 +83,33 @@ class LockRenewer:
                     due = self._due_now()
                 if self._closed:
                     return
-            for token, hold in due:
-                self._renew(token, hold)
+            for token, lock in due:
+                self._renew(token, lock)
 
-    def _due_now(self) -> list[tuple[UUID, _Hold]]:
+    def _due_now(self) -> list[tuple[UUID, _RenewedLock]]:
         now = self._courier.clock.now_us()
-        for token in [token for token, hold in self._holds.items() if hold.ends <= now]:
-            del self._holds[token]
-        return [(token, hold) for token, hold in self._holds.items() if hold.due <= now]
+        for token in [token for token, lock in self._locks.items() if lock.ends <= now]:
+            del self._locks[token]
+        return [(token, lock) for token, lock in self._locks.items() if lock.due <= now]
 
-    def _renew(self, token: UUID, hold: _Hold) -> None:
+    def _renew(self, token: UUID, lock: _RenewedLock) -> None:
         until: Any = None
         try:
-            until = self._courier.ask(hold.command)
+            until = self._courier.ask(lock.command)
         except MessagingError as error:
             _log.warning(
-                "a lock of %s could not be renewed: %s. It expires, and the broker delivers again "
-                "what it locks",
-                hold.command.path,
+                "a lock of %s could not be renewed: %s. When the lock has expired, the broker "
+                "delivers its messages again",
+                lock.command.path,
                 error,
             )
         with self._changed:
-            if self._holds.get(token) is not hold:
+            if self._locks.get(token) is not lock:
                 return  # settled while the renewal was in flight
             if until is None:
-                del self._holds[token]
+                del self._locks[token]
             else:
-                hold.due = _due(self._courier.clock, until)
+                lock.due = _due(self._courier.clock, until)
 
 
 def _due(clock: Clock, until: datetime) -> int:

@@ -151,7 +151,7 @@ def exhausted(
     if reason is not None and reason not in history:
         history = [*history, reason]
     facts = {**last.facts, "history": tuple(history)}
-    if tries and ACCEPTED in history[tries - 1].facts:  # `reason` does not know it
+    if tries and ACCEPTED in history[tries - 1].facts:  # `reason` lacks that fact
         facts[ACCEPTED] = history[tries - 1].facts[ACCEPTED]
     error = type(last)(text, **facts)
     error.__cause__ = last

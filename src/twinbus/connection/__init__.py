@@ -7,8 +7,8 @@
     Endpoint=sb://contoso.servicebus.windows.net;...         Azure Service Bus, by its SDK
     Endpoint=amqp://host:5672,host:5672/vhost;UserName=...;Password=...   a RabbitMQ; amqps: TLS
 
-`Name` is the first label of the host, or the directory's name, unless it is given: an IP address
-has none. `NamespaceId` is the unique id that a namespace has from its birth.
+Without `Name`, the name is the first label of the host or the name of the directory; an IP address
+has no label. `NamespaceId` is the unique id that a namespace gets when it is created.
 
 A client presents a token in place of the key (tokens.py). No error text and no repr shows a key: an
 error names a part of a connection string only if the name is a known one, because a key in the

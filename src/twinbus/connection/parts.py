@@ -68,10 +68,10 @@ def split_parts(text: str) -> dict[str, str]:
 
 
 def _check_characters(text: str) -> None:
-    """Refuse characters that no host, path or key can have, before they reach one."""
+    """Refuse characters that no host, path or key can have."""
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # Python decodes bytes that are not UTF-8 to these
+    except UnicodeEncodeError as error:  # Python decodes other bytes to surrogates
         raise InvalidArgumentError(
             f"The connection string is not valid UTF-8 at character {error.start + 1}. Encode it "
             "as UTF-8."
@@ -102,7 +102,7 @@ def host_and_port(endpoint: str) -> tuple[str, int | None]:
     try:
         address = urlsplit(endpoint)
         host, port = address.hostname, address.port
-    except ValueError:  # its text would show the endpoint, which may hold a key by mistake
+    except ValueError:  # its text would show the endpoint, which may be a key by mistake
         raise InvalidArgumentError(
             "The `Endpoint` is not an address. Write it as scheme://host:port, with a port "
             "from 1 to 65535, and put ';' after it."
@@ -116,7 +116,7 @@ def host_and_port(endpoint: str) -> tuple[str, int | None]:
 
 
 def identity_of(parts: dict[str, str]) -> dict[str, Any]:
-    """Return which namespace is meant, and the key or token that opens it."""
+    """Return the name and id of the namespace, and the key or token for it."""
     key, token = parts.get("sharedaccesskey", ""), parts.get("sharedaccesssignature", "")
     key_name = parts.get("sharedaccesskeyname", "")
     if bool(key) != bool(key_name):
@@ -147,7 +147,7 @@ def identity_of(parts: dict[str, str]) -> dict[str, Any]:
 
 
 def ledger_of(parts: dict[str, str]) -> Path | None:
-    """Return the folder that clients count their operations in; None: they do not."""
+    """Return the folder in which clients count their operations; None: they do not count."""
     folder = parts.get("ledger")
     if folder is None:
         return None

@@ -11,7 +11,7 @@ from twinbus.limits import RABBITMQ_PORT, RABBITMQ_TLS_PORT
 if TYPE_CHECKING:
     from twinbus.connection.strings import ConnectionString
 
-_DEFAULT_USER = "guest"  # what every RabbitMQ begins with, for clients on its own machine
+_DEFAULT_USER = "guest"  # exists on every new RabbitMQ, for clients on its own machine
 
 
 def rabbitmq_values(endpoint: str, parts: dict[str, str], *, tls: bool) -> dict[str, Any]:

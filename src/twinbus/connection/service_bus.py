@@ -59,13 +59,13 @@ def service_bus_values(endpoint: str, parts: dict[str, str]) -> dict[str, Any]:
 
 
 def _entra(parts: dict[str, str]) -> bool:
-    """Return whether an identity of Entra opens a Service Bus; else a key or token must."""
+    """Return whether a Service Bus is used with an identity of Entra, not a key or token."""
     how = parts.get("authentication", "").lower()
     has_key = "sharedaccesskey" in parts or "sharedaccesssignature" in parts
     if how not in ("", "entra"):
         raise InvalidArgumentError(
-            "`Authentication` of the connection string must be Entra. Leave it out where a key or "
-            "a token opens the namespace."
+            "`Authentication` of the connection string must be Entra. Leave it out if the string "
+            "has a key or a token."
         )
     if has_key == bool(how):
         raise InvalidArgumentError(

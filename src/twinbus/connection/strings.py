@@ -1,7 +1,7 @@
 """`ConnectionString`: where a namespace is and who may use it, as one value.
 
-The docstring of the package shows the forms. parts.py cuts the text; service_bus.py and rabbitmq.py
-know the parts of these namespaces.
+The docstring of the package shows the forms. parts.py splits the text; service_bus.py and
+rabbitmq.py define the parts of these namespaces.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class ConnectionString:
     port: int = DEFAULT_PORT
     socket: Path | None = None  # in the file system, in place of host and port
     name: str = ""  # of the namespace; the paths of its backlog queues begin with it
-    namespace_id: str = ""  # from the birth of the namespace; empty: unknown
+    namespace_id: str = ""  # given when the namespace was created; empty: unknown
     entity_path: str | None = None  # the entity that the key belongs to, if it is not the namespace
     key_name: str = ""
     key: str = field(default="", repr=False)

@@ -21,10 +21,10 @@ _SCHEME = "SharedAccessSignature "
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The values of a token, before anyone has checked its signature or its expiry."""
+    """The values of a token; its signature and its expiry are not checked yet."""
 
     resource: str  # as it was signed, quoted
-    path: str  # within the namespace; empty: all of it
+    path: str  # within the namespace; empty: the whole namespace
     key_name: str
     expires_s: int
     signature: bytes = field(repr=False)
@@ -68,7 +68,8 @@ class Token:
 def _path_in(resource: str) -> str:
     """Return the path that a token is for.
 
-    Some SDKs of Service Bus sign one for the management node of an entity: it is for the entity.
+    Some SDKs of Service Bus sign a token for the management node of an entity, which is for the
+    entity.
     """
     path = urlsplit(unquote_plus(resource)).path.strip("/")
     return path[: -len(_MANAGEMENT)] if path.lower().endswith(_MANAGEMENT) else path

@@ -4,10 +4,10 @@
     batch under way         renewed; kept when the query stops, because Spark may have committed it
     batch committed         completed when Spark asks for the next batch, or at the next start
 
-An offset may be older than its lease, and may be of another queue: of another option, of a queue
-that was deleted and created again, or of a server that was restored from a backup. The keeper
-completes messages only under the lease of their batch, or under a new lease whose origin is that
-of the offset. It runs in the planner's process; a thread renews the leases.
+The lease of an offset may have expired. The offset may also be of another queue: the option has
+changed, the queue was deleted and created again, or the server was restored from a backup. The
+keeper completes messages only under the lease of their batch, or under a new lease whose origin is
+that of the offset. It runs in the planner's process; a thread renews the leases.
 """
 
 import logging
@@ -101,7 +101,7 @@ class LeaseKeeper:
 
     # -- a batch -----------------------------------------------------------------------------------
 
-    def hold(self, end: StreamOffset) -> int:
+    def lease_of(self, end: StreamOffset) -> int:
         """Return the lease of a batch; if it has expired, lease the range again.
 
         0 means that all messages of the batch are completed.
@@ -112,10 +112,10 @@ class LeaseKeeper:
             self._courier.ask(RenewRange(self._path, end.epoch, self._duration))
             self._epochs[end.batch] = end.epoch
         except StaleEpochError:
-            self._epochs[end.batch] = self._hold_again(end)
+            self._epochs[end.batch] = self._lease_batch_again(end)
         return self._epochs[end.batch]
 
-    def _hold_again(self, end: StreamOffset) -> int:
+    def _lease_batch_again(self, end: StreamOffset) -> int:
         deadline = time.monotonic() + 2 * self._duration.total_seconds()
         while True:
             try:
@@ -222,7 +222,7 @@ class LeaseKeeper:
         self._is_closed.set()
         released = self._ahead()
         self._release(released)
-        if self._poll is not None:  # it may be granted what was released just now
+        if self._poll is not None:  # it may get a lease on the ranges that were just released
             wait([self._poll], POLL_GATHER_S)
             self._release(self._ahead() - released)
 

@@ -5,7 +5,7 @@ Spark stores an offset as JSON in its checkpoint, before it runs the batch that 
     batch       number of the batch; 0 is before the first
     owner       owner of the leases
     path        the entity that was read
-    origin      its unique name: another queue with the same path has another one
+    origin      unique name of the queue: a later queue with this path has another name
     epoch       the lease of the batch
     partitions  number of tasks
     runs        the messages: first number, count, gap, count, gap, count ...

@@ -7,7 +7,7 @@
     partitions                                    tasks of a read (by messages and parallelism)
     columns                                       the columns to read, comma-separated (all)
     txnAppId, txnVersion                          identify a batch write, so that it is made once
-    leaseSeconds                                  when others may read what a dead query leased (60)
+    leaseSeconds                                  when others may read messages of a dead query (60)
 
 Spark does not show the options in plans, logs or pages. Each process that needs a file or variable
 reads it, so it must exist on every machine of a cluster.
@@ -146,8 +146,9 @@ class SourceOptions:
     def tasks_for(self, messages: int) -> int:
         """Return the number of tasks that read so many messages.
 
-        All tasks that the cluster runs at once have something to do, and no task has too much: a
-        cluster that has grown since the data source was registered is used for large reads.
+        There are at least as many tasks as the cluster ran at once when the data source was
+        registered. A large read has more, so that no task has too many messages and a cluster that
+        has grown since then is used.
         """
         return self.partitions or max(self.parallelism, -(-messages // STREAM_TASK_MESSAGES))
 
@@ -161,7 +162,7 @@ class SourceOptions:
 
 
 def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
-    """Return the path, whether it is a topic, and whether it only can be read."""
+    """Return the path, whether it is a topic, and whether it can only be read."""
     queue, topic = options.get("queue", ""), options.get("topic", "")
     subscription = options.get("subscription", "")
     if bool(queue) == bool(topic) or (subscription and not topic):

@@ -286,7 +286,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = StreamOffset.of(end)
         if not batch.intervals:  # without messages, Spark begins with an empty batch
             return []
-        epoch = self._kept().hold(batch)
+        epoch = self._kept().lease_of(batch)
         if not epoch:  # its messages were completed before
             return []
         if not self._is_bounded:  # lease the next range while this batch runs

@@ -54,7 +54,7 @@ class QueuedOrders:
     """The orders that are in the queues at the end."""
 
     on_primary: Mapping[int, str] = field(default_factory=dict)  # orders by sequence number
-    elsewhere: frozenset[str] = frozenset()  # in the backlog and in dead-letter queues
+    in_other_queues: frozenset[str] = frozenset()  # the backlog and dead-letter queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def examine(acknowledged: Sequence[str], handovers: Handovers, left: QueuedOrder
         if handovers.order_at(number) is None:
             places[order] += 1
     missing = [order for order in acknowledged if order not in handovers.places]
-    late = [order for order in missing if order in places or order in left.elsewhere]
+    late = [order for order in missing if order in places or order in left.in_other_queues]
     return Findings(
         acknowledged=len(acknowledged),
         delivered=len(handovers.places),
@@ -96,13 +96,13 @@ def browse_queues(primary: str, secondary: str, queue: str, backlog: Sequence[st
         MessagingFactory.from_connection_string(secondary) as at_secondary,
     ):
         dead = _browse(at_primary, dead_letter_path(queue))
-        elsewhere = {message.message_id for message in dead}
+        others = {message.message_id for message in dead}
         for path in backlog:
             for source in (path, dead_letter_path(path)):
-                elsewhere |= {message.message_id for message in _browse(at_secondary, source)}
+                others |= {message.message_id for message in _browse(at_secondary, source)}
         # The queue comes last: an order may move there from the backlog in the meantime.
         on_primary = {m.sequence_number or 0: m.message_id for m in _browse(at_primary, queue)}
-    return QueuedOrders(on_primary, frozenset(elsewhere))
+    return QueuedOrders(on_primary, frozenset(others))
 
 
 def _browse(factory: MessagingFactory, path: str) -> Iterator[BrokeredMessage]:

@@ -33,7 +33,7 @@ class Display:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def watch(self, fleet: Fleet, consumer: Consumer, syphon: Syphon | None = None) -> None:
-        """Show the counters of these from now on."""
+        """Show the counters of these objects from now on."""
         self._fleet, self._consumer, self._syphon = fleet, consumer, syphon
 
     def __enter__(self) -> Self:

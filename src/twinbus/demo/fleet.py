@@ -116,13 +116,13 @@ class Fleet(Closable):
     def open(
         self, primary: str, secondary: str, ledger: Path
     ) -> tuple[Any, SendAvailabilityPairing]:
-        """Return an application and its pairing."""
+        """Open an application; return it with its pairing."""
         factory = MessagingFactory.from_connection_string(primary, retry_policy=QUICK)
         return factory, factory.pair_namespace(_options(secondary, ledger))
 
     @contextmanager
     def sending(self, application: Any) -> Iterator[Callable[[Orders], None]]:
-        """Give what sends orders of an application."""
+        """Yield a function that sends orders of an application."""
         with application.create_message_sender(QUEUE) as orders:
             yield lambda batch: orders.send_batch(
                 [BrokeredMessage(body, message_id=name) for name, body in batch.items()]
@@ -190,7 +190,7 @@ def _options(secondary: str, ledger: Path) -> SendAvailabilityPairedNamespaceOpt
 
 
 class Consumer(Closable):
-    """Receives from the primary, and goes on after every error."""
+    """Receives from the primary, and continues after every error."""
 
     def __init__(self, primary: str) -> None:
         self.handovers = Handovers()

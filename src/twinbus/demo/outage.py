@@ -33,11 +33,11 @@ from twinbus.syphon.syphon import Syphon, SyphonSettings
 
 LEDGERS = ("shop", "backup", "applications")
 LOCK = timedelta(seconds=10)  # much shorter than PATIENCE_S
-PATIENCE_S = 240.0  # how long to wait for each condition; each takes seconds if nobody is busy
+PATIENCE_S = 240.0  # how long to wait for each condition; each takes seconds on an idle machine
 
 
 def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
-    """Run the demo with acts of that length, and write its page; return whether all went well.
+    """Run the demo with acts of `seconds`, and write its page; return whether it passed.
 
     `on_sdk` means that the applications use the SDK of Azure Service Bus.
     """
@@ -70,14 +70,14 @@ def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
 
 
 def describe_queue(*, detects_duplicates: bool = False) -> QueueDescription:
-    """Return the queue of orders; what a lost reply left locked is delivered again soon."""
+    """Return the queue of orders; its locks are short, as a lost reply leaves orders locked."""
     return QueueDescription(
         path=QUEUE, lock_duration=LOCK, requires_duplicate_detection=detects_duplicates
     )
 
 
 def _people(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], str]]:
-    """Return who sends, who receives, and how they reach the primary."""
+    """Return the classes of senders and receivers, and a function of a connection string."""
     if not on_sdk:
         return Fleet, Consumer, str
     from twinbus.demo.service_bus import (  # noqa: PLC0415 - needs the extra `azure`
@@ -99,7 +99,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     secondary = stack.enter_context(DemoServer(folder / "backup", config))
     recorder.record("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
-        # A Service Bus does not recognise a send that comes again; the queue does, by its id.
+        # A Service Bus does not recognise a repeated send; the queue does, by the message id.
         manager.create_queue(describe_queue(detects_duplicates=on_sdk))
     ledger = folder / "applications"
     senders, receivers, address_of = _people(on_sdk=on_sdk)

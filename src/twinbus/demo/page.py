@@ -120,7 +120,7 @@ def demo_page(audit: Audit, report: Report) -> str:
         grid(("after", "what"), timeline),
         "<h2>Every order, counted</h2>",
         table(audit.rows()),
-        "<h2>What the ledgers tell</h2>",
+        "<h2>What the ledgers show</h2>",
         *report_parts(report),
     ]
     return page(verdict.title, parts)

@@ -1,10 +1,10 @@
 """The outage of a RabbitMQ primary.
 
-A RabbitMQ broker is started here, killed with -9 and started again, under a fleet of applications
-that are paired with a Twinbus server. The syphon on Spark brings the diverted orders home. RabbitMQ
-does not remember what it took before, so an order whose confirm was lost may be there twice: all
-copies carry the same origin, and the consumer counts such an order once. At the end every order is
-accounted for. Ledgers and their report are of Twinbus brokers, so there is no report here.
+The demo starts a RabbitMQ broker, kills it with -9 and starts it again, while applications that are
+paired with a Twinbus server send orders. The syphon on Spark brings the diverted orders home.
+RabbitMQ does not remember which messages it accepted, so an order whose confirm was lost may be
+enqueued twice: all copies carry the same origin, and the consumer counts such an order once. At the
+end every order is accounted for. RabbitMQ writes no ledgers, so there is no report here.
 """
 
 import logging
@@ -34,7 +34,7 @@ SYNC_S = 2.0  # RabbitMQ loses a quorum queue that was declared less than 0.5 s 
 
 
 class RabbitConsumer(Consumer):
-    """Receives from RabbitMQ, which numbers nothing: the origin of an order is its place."""
+    """Receives from RabbitMQ, which has no sequence numbers: an order's origin is its place."""
 
     def __init__(self, primary: str) -> None:
         self._places: dict[str, int] = {}
@@ -49,11 +49,11 @@ class RabbitConsumer(Consumer):
 
 
 def run_rabbitmq_demo(seconds: float) -> bool:
-    """Run the demo with acts of that length; return whether all went well."""
+    """Run the demo with acts of `seconds`; return whether it passed."""
     why = missing()
     if why is not None:
         raise InvalidOperationError(f"this demo needs a RabbitMQ, and {why}")
-    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display tells the same
+    logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display shows the same events
     silence_py4j()
     print("starting Spark ...", flush=True)
     with tempfile.TemporaryDirectory() as made, BorrowedSession(None, {}), ExitStack() as stack:

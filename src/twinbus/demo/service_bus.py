@@ -37,7 +37,7 @@ def service_bus(text: str, name: str = "shop") -> str:
 class ServiceBusFleet(Fleet):
     """Applications that are written on the SDK, each with a paired client."""
 
-    pace_s = 0.5  # the SDK completes one order after the other: the consumer must keep up
+    pace_s = 0.5  # slow, because the consumer completes one order after the other on the SDK
     refusals = (ServiceBusError,)
 
     def open(
@@ -57,7 +57,7 @@ class ServiceBusFleet(Fleet):
 
     @contextmanager
     def sending(self, application: Any) -> Iterator[Callable[[Orders], None]]:
-        """Give what sends orders of an application."""
+        """Yield a function that sends orders of an application."""
         with application.get_queue_sender(QUEUE) as sender:
             yield lambda batch: sender.send_messages(
                 [ServiceBusMessage(body, message_id=name) for name, body in batch.items()]
@@ -99,11 +99,11 @@ class ServiceBusConsumer(Closable):
         return all(order in self.handovers.places for order in acknowledged)
 
     def stop(self) -> None:
-        """Finish the receive under way."""
+        """Finish the current receive."""
         self._stop.set()
         self._thread.join()
 
     def close(self) -> None:
-        """Stop, and let go of the namespace."""
+        """Stop, and close the client."""
         self.stop()
         self._client.close()

@@ -1,13 +1,14 @@
 """Messages: `BrokeredMessage` for applications, and Arrow batches inside Twinbus.
 
-This package owns both views. `to_batch` and `to_messages` convert at the edge; between the edges
-a batch stays a batch. A batch has the columns of MESSAGE_SCHEMA; what a broker delivers has those
-of DELIVERY_SCHEMA, which adds what the broker knows. The names below are the package's face; other
-packages import nothing from its modules.
+This package owns both views. `to_batch` and `to_messages` convert at the edges of Twinbus; between
+the edges messages stay in batches. A batch has the columns of MESSAGE_SCHEMA; a delivered batch has
+those of DELIVERY_SCHEMA, which adds the fields that the broker sets. The names below are the public
+names of the package; other packages import nothing from its modules.
 
-The size of a message is what the application put in: body, texts (UTF-8), 8 bytes per time, and
-for each property its name and value (numbers and times 8, bool 1, UUID 16). Nothing else counts.
-The sections of a message that came over AMQP count in addition: native clients can set them, too.
+The size of a message is the sum of the values that the application set: body, texts (UTF-8), 8
+bytes per time, and for each property its name and value (numbers and times 8, bool 1, UUID 16). The
+sections of a message that came over AMQP count in addition, because native clients can set them,
+too.
 """
 
 from twinbus.message.brokered import (

@@ -1,7 +1,7 @@
 """`BrokeredMessage`: one message, as applications see it.
 
-A message is a value: it is checked when it is constructed, so what exists can be sent. A message
-without an id gets a random one; the ids are drawn in advance, many at a time.
+A message is a value and is checked when it is constructed, so every message can be sent. A message
+without an id gets a random id; the ids are drawn in advance, many at a time.
 """
 
 from collections.abc import Mapping
@@ -62,9 +62,9 @@ class MessageState(IntEnum):
 @quick
 @dataclass(frozen=True, slots=True)
 class BrokeredMessage:
-    """One message. The first block is the application's, the second is filled in by the broker.
+    """One message. The application sets the first block of fields, the broker the second.
 
-    Use `dataclasses.replace` to change one: a message is a value.
+    A message is a value: `dataclasses.replace` returns a changed copy.
     """
 
     body: bytes = b""
@@ -80,7 +80,7 @@ class BrokeredMessage:
     time_to_live: timedelta | None = None  # None: the entity's default
     scheduled_enqueue_time_utc: datetime | None = None  # None: now
     application_properties: Mapping[str, PropertyValue] = field(default_factory=dict)
-    amqp: bytes | None = None  # how an AMQP client sent it, for AMQP receivers; leave it as it is
+    amqp: bytes | None = None  # encoding of an AMQP sender, for AMQP receivers; do not set it
 
     sequence_number: int | None = None  # monotonic within its entity
     enqueued_time_utc: datetime | None = None

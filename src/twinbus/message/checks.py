@@ -1,4 +1,4 @@
-"""Checks of batches from clients: columns could hold values that no message object could hold.
+"""Checks of batches from clients: columns can have values that no message object can have.
 
 Text must be valid UTF-8, times must be within the years that a datetime has, and each property has
 one name and exactly one value. The broker checks each batch before it stores it.
@@ -25,7 +25,7 @@ from twinbus.message.schema import (
 
 
 def check_values(columns: Mapping[str, pa.Array]) -> None:
-    """Refuse values that no message object could hold, given the columns in use."""
+    """Refuse values that no message object can have, given the columns in use."""
     for name in TEXT_COLUMNS:
         if name in columns:
             _check_readable(name, columns[name])
@@ -52,7 +52,7 @@ def _check_readable(what: str, texts: pa.Array) -> None:
 
 
 def _check_moments(what_at: Callable[[int], str], column: pa.Array) -> None:
-    """Refuse times that no datetime can hold."""
+    """Refuse times that no datetime can express."""
     moments = column.cast(pa.int64())
     bounds = pc.min_max(moments)
     if bounds["min"].as_py() < FIRST_MOMENT_US or bounds["max"].as_py() > LAST_MOMENT_US:
@@ -101,7 +101,7 @@ def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np
 
 
 def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
-    """Refuse a message with two properties of one name: which value applies is undefined."""
+    """Refuse a message with two properties of the same name: it is undefined which one applies."""
     widths = np.diff(offsets)
     widest = int(widths.max())
     if widest < 2:
@@ -118,4 +118,6 @@ def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None
         pairs = np.sort(rows * (codes.max() + 1) + codes)
         alike = bool((np.diff(pairs) == 0).any())
     if alike:
-        raise InvalidArgumentError("a message has two properties of one name; give each name once")
+        raise InvalidArgumentError(
+            "a message has two properties with the same name. Use each name once"
+        )

@@ -1,7 +1,7 @@
 """Messages as columns, and columns as messages: the conversions at the edges of Twinbus.
 
-Between the edges a batch stays a batch. Most columns of most batches are empty, so their null
-columns are cached for small batches.
+Between the edges messages stay in batches. Most columns of most batches are empty, so null columns
+are cached for small batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ from twinbus.values import shown
 
 
 def to_batch(messages: Sequence[BrokeredMessage]) -> pa.RecordBatch:
-    """Return the messages as one batch; broker-set fields are left behind."""
+    """Return the messages as one batch, without the fields that the broker sets."""
     return to_columns(messages)[0]
 
 
@@ -103,7 +103,7 @@ def to_messages(batch: pa.RecordBatch) -> list[BrokeredMessage]:
 
 
 def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Give the rows of a batch as the fields of messages."""
+    """Yield the rows of a batch as the fields of messages."""
     columns = _fields_in_use(batch)
     names = tuple(columns)
     for row in zip(*columns.values(), strict=True):
@@ -111,7 +111,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 
 def values_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Give the rows of a batch as the values of APPLICATION_FIELDS."""
+    """Yield the rows of a batch as the values of APPLICATION_FIELDS."""
     columns = _fields_in_use(batch)
     nothing = [None] * batch.num_rows
     return zip(*(columns.get(name) or nothing for name in APPLICATION_FIELDS), strict=True)
@@ -134,7 +134,7 @@ def _decode(name: str, column: pa.Array) -> list[Any]:
     if decode is None:
         return list(column.to_pylist())
     if column.type in (TIMESTAMP, DURATION):
-        column = column.view(pa.int64())  # the same numbers, without a look at them
+        column = column.view(pa.int64())  # the same numbers, without a conversion
     return [None if value is None else decode(value) for value in column.to_pylist()]
 
 

@@ -24,7 +24,7 @@ from twinbus.message.schema import (
 
 
 def sizes(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Int64s:
-    """Return the size of each message, as the module docstring defines it."""
+    """Return the size of each message, as the docstring of the package defines it."""
     if isinstance(messages, pa.RecordBatch):
         return sizes_of(columns_in_use(messages), messages.num_rows)
     return np.array([message.size for message in messages], np.int64)
@@ -47,7 +47,7 @@ def sizes_of(columns: Mapping[str, pa.Array], count: int) -> Int64s:
 
 
 def body_bytes(batch: pa.RecordBatch) -> int:
-    """Return the bytes of all bodies: cheap, where `nbytes` looks into every column."""
+    """Return the bytes of all bodies: cheap, while `nbytes` reads every column."""
     at = batch.schema.get_field_index("body")
     return int(getattr(batch.column(at), "total_values_length", 0)) if at >= 0 else 0
 

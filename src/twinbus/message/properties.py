@@ -42,7 +42,7 @@ def check_moment(name: str, moment: object) -> None:
         from_us(moment_us(moment))
     except OverflowError as error:
         raise InvalidArgumentError(
-            f"{name} = {moment} is beyond the years 1 to 9999 in UTC"
+            f"{name} = {moment} is beyond the years 1 to 9999 in UTC. Use a time within them"
         ) from error
 
 

@@ -39,7 +39,7 @@ class Namespace(Protocol):
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
         """Start a command and wait for its reply, or raise its error.
 
-        Raises OperationTimeoutError without a reply in time: the outcome is then unknown.
+        Raises OperationTimeoutError if there is no reply in time: the outcome is then unknown.
         """
         ...
 

@@ -69,7 +69,7 @@ class EmbeddedNamespace(Closable):
         self._writer.hand_over(requests, in_own_thread=in_own_thread)
 
     def withdraw(self, requests: Iterable[Request]) -> None:
-        """Withdraw waiting requests, whose callers have gone; they get no reply."""
+        """Withdraw waiting requests whose callers do not wait any more; they get no reply."""
         self._writer.withdraw(requests)
 
     @property
@@ -87,7 +87,7 @@ class EmbeddedNamespace(Closable):
 
     @property
     def engine(self) -> Engine:
-        """The broker behind the namespace. For tests and simulations, which look inside."""
+        """The broker behind the namespace, for tests and simulations that examine it."""
         return self._writer.engine
 
     @property
@@ -167,5 +167,5 @@ class EmbeddedNamespace(Closable):
         self._writer.close()
 
     def crash(self) -> None:
-        """End as a killed process does: nothing is written, nobody is answered. For tests."""
+        """End like a killed process: write nothing, and answer no caller. For tests."""
         self._writer.crash()

@@ -4,9 +4,9 @@ Azure Service Bus and RabbitMQ write no operations ledger. A connection string w
 their namespace in this one: every process that uses it counts its own operations, when they are
 answered, and writes them to that folder in the schema of a broker. `twinbus report` adds them up.
 
-Any thread may ask. A thread of the ledger writes once a minute, if something was counted; closing
-the namespace and the end of the process write the rest. An error of the ledger is logged and never
-reaches a caller. A process that is killed loses what it counted since its last file.
+Any thread may call `ask`. A thread of the ledger writes once a minute, if something was counted;
+the rest is written when the namespace is closed or the process ends. An error of the ledger is
+logged and never reaches a caller. A process that is killed loses the counts since its last file.
 """
 
 import atexit
@@ -60,7 +60,7 @@ class ClientLedger:
         self._clock = clock
         self._max_bytes = max_bytes
         self._begin()
-        on_fork(self._begin)  # a forked process counts for itself, in files of its own
+        on_fork(self._begin)  # a forked process counts its own operations, in its own files
         self._open.add(self)
 
     def _begin(self) -> None:
@@ -158,11 +158,11 @@ class MeteredNamespace(Closable):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """What its engine can do; counting here adds nothing to it."""
+        """The capabilities of its engine; counting in the client adds none."""
         return self._namespace.capabilities
 
     def submit(self, command: Command[R]) -> "Future[R]":
-        """Hand a command over; its future completes after it was counted."""
+        """Start a command; its future is done after the command was counted."""
         counted: Future[R] = Future()
         counted.set_running_or_notify_cancel()  # a submitted command cannot be cancelled
 
@@ -180,7 +180,7 @@ class MeteredNamespace(Closable):
         return counted
 
     def ask(self, command: Command[R], timeout_s: float | None = None) -> R:
-        """Hand a command over and wait for its reply, or raise its error."""
+        """Start a command and wait for its reply, or raise its error."""
         try:
             reply = self._namespace.ask(command, timeout_s)
         except MessagingError as error:
@@ -192,7 +192,7 @@ class MeteredNamespace(Closable):
     def _count(self, command: Command[Any], reply: object) -> None:
         try:
             self._ledger.count(_answered(command, reply))
-        except Exception:  # noqa: BLE001 - the reply is the caller's, whatever is wrong here
+        except Exception:  # noqa: BLE001 - the caller gets the reply even if counting fails
             _log.exception("an operation could not be counted")
 
     def _count_failure(self, command: Command[Any], error: BaseException) -> None:
@@ -204,7 +204,7 @@ class MeteredNamespace(Closable):
             _log.exception("an operation could not be counted")
 
     def close(self) -> None:
-        """Close the namespace, then write what was counted."""
+        """Close the namespace, then write the counts."""
         self._namespace.close()
         self._ledger.close()
 

@@ -45,7 +45,7 @@ def open_namespace(connection: ConnectionString, clock: Clock | None = None) -> 
 def metered(
     namespace: Namespace, connection: ConnectionString, clock: Clock | None = None
 ) -> Namespace:
-    """Return a namespace that counts what it is asked, if the connection string wants it."""
+    """Return a namespace that counts its commands, if the connection string has `Ledger`."""
     if connection.ledger is None:
         return namespace
     from twinbus.namespace.metered import ClientLedger, MeteredNamespace  # noqa: PLC0415 - Parquet

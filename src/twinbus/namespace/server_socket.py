@@ -77,5 +77,5 @@ def unreachable(connection: ConnectionString, error: OSError) -> CommunicationEr
     text = error.strerror or str(error) or type(error).__name__
     return CommunicationError(
         f"the server at {connection.address} cannot be reached or closed the connection: {text}. "
-        "Check that it runs, and the Endpoint"
+        "Check that the server runs, and that the Endpoint is correct"
     )

@@ -77,7 +77,7 @@ ALIASED_COLUMNS = {
     "scheduled_enqueue_time_utc": SCHEDULE,
 }
 _SEQUENCE_BITS = 50  # room for 10**15 messages in one backlog queue
-NOWHERE_KNOWN = MAX_BACKLOG_QUEUES  # instead of an index: the backlog queue is not known
+UNKNOWN_QUEUE = MAX_BACKLOG_QUEUES  # in place of an index: the backlog queue is not known
 Indices = npt.NDArray[np.int64]
 
 
@@ -90,7 +90,7 @@ def number_in_backlog(index: int, sequence_number: int) -> int:
 
 
 def place_in_backlog(number: int) -> tuple[int, int]:
-    """Return the index of the backlog queue and the sequence number in it; inverse of the above."""
+    """Return the index of the backlog queue and the sequence number; undoes number_in_backlog."""
     return -number >> _SEQUENCE_BITS, -number & ((1 << _SEQUENCE_BITS) - 1)
 
 
@@ -102,7 +102,7 @@ def to_backlog(
 ) -> Sequence[BrokeredMessage] | pa.RecordBatch:
     """Return messages in the format of a backlog queue; `origin` if the primary was tried.
 
-    As many objects as travel as rows stay objects; more are cheaper as columns.
+    Up to ROWS_AS_ROWS objects stay objects, because they travel as rows; more become columns.
     """
     if isinstance(messages, pa.RecordBatch) or len(messages) > ROWS_AS_ROWS:
         return diverted(as_batch(messages), path, origin)

@@ -152,13 +152,13 @@ def prepare_backlog(
     if not paths:
         raise InvalidArgumentError(
             f"every backlog queue of {primary.name} requires sessions, and diverted messages have "
-            "none. Delete these queues; the next pairing creates new ones"
+            "no session. Delete these queues; the next pairing creates new ones"
         )
     return PreparedBacklog(paths, missing)
 
 
 def _adopt(manager: NamespaceManager, primary: PrimaryIdentity, queue: QueueDescription) -> None:
-    """Write this primary into the metadata of a queue that names none, so that no other uses it."""
+    """Write this primary into the metadata of a queue without one, so that no other uses it."""
     if PrimaryIdentity.of_queue(queue) is not None:
         return
     metadata = primary.to_metadata(queue.user_metadata)

@@ -33,7 +33,7 @@ from twinbus.pairing.health import (
     record,
     verdict,
 )
-from twinbus.pairing.homing import Away, Finding, Look, Seen
+from twinbus.pairing.homing import Diversions, Finding, Look, LookResult
 from twinbus.pairing.rotation import Choice, Rotation, queue_of
 from twinbus.protocol.commands import SendReceipt
 
@@ -73,7 +73,7 @@ class _Entity:
     diverted_before: int = 0  # the value of `diverted` at the last failover
     pings: int = 0
     failed_over_at: int = 0
-    away: Away | None = None  # with `preserve_order`, after the first diversion
+    diversions: Diversions | None = None  # with `preserve_order`, after the first diversion
     waits_for: str = ""
 
     @property
@@ -81,9 +81,9 @@ class _Entity:
         return self.health.state is HealthState.HEALTHY
 
     @property
-    def is_away(self) -> bool:
+    def has_diverted_messages(self) -> bool:
         """Whether diverted messages may not be home yet; always false without `preserve_order`."""
-        return self.away is not None and not self.away.is_empty
+        return self.diversions is not None and not self.diversions.is_empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,9 @@ _RETURNED_BY = {
 }
 _NOT_HOME = "diverted messages are on their way home"
 _NO_NUMBER = (
-    "the backlog queue did not report the sequence number of a diverted message, so nobody can see "
-    "whether it is home. The next send to this entity is diverted and ends the doubt"
+    "the backlog queue did not report the sequence number of a diverted message, so the pairing "
+    "cannot see whether that message is home. Send another message to this entity: it is diverted, "
+    "and its sequence number lets the pairing continue"
 )
 _NOT_MOVING = (
     "its oldest diverted message has not left the backlog queue for a ping interval. Check that a "
@@ -217,7 +218,11 @@ class Board:
     def _step(self, entity: _Entity, sign: Sign | None, now: int) -> HealthState:
         """Apply a sign, or only the current time, to an entity. The caller must hold the lock."""
         before = entity.health
-        if sign in ENDS_FAILOVER and before.state is HealthState.FAILED_OVER and entity.is_away:
+        if (
+            sign in ENDS_FAILOVER
+            and before.state is HealthState.FAILED_OVER
+            and entity.has_diverted_messages
+        ):
             sign = Sign.REACHED
         if sign is None:
             entity.health = verdict(before, now, self._timing)
@@ -251,7 +256,7 @@ class Board:
             failing = since if before.state is HealthState.SUSPECT else at
             cause = _text_of(entity.cause)
             if isinstance(entity.cause, EntityDisabledError):
-                cause += ". An operator disabled it: its messages are diverted until you enable it"
+                cause += ". The entity is disabled. Its messages are diverted until you enable it"
             self._announcer.post(FailedOver(at, entity.path, cause, failing))
         elif after is HealthState.RETURNING and before.state is HealthState.FAILED_OVER:
             self._note_wait(entity, _NOT_HOME, now)
@@ -265,10 +270,10 @@ class Board:
             self._announcer.post(Returned(at, entity.path, by, count, since))
 
     def _note_wait(self, entity: _Entity, cause: str, now: int) -> None:
-        """Post what the return of an entity waits for, unless that is known."""
-        if entity.waits_for != cause and entity.away is not None:
+        """Post what the return of an entity waits for, unless the last event had that cause."""
+        if entity.waits_for != cause and entity.diversions is not None:
             entity.waits_for = cause
-            queue = self.queues[entity.away.queue]
+            queue = self.queues[entity.diversions.queue]
             self._announcer.post(ReturnWaits(self._stamp(now), entity.path, queue, cause))
 
     def statuses(self) -> list[PathStatus]:
@@ -313,16 +318,16 @@ class Board:
         return found
 
     def pinged(
-        self, ping: DuePing, error: MessagingError | None, *, leaves_it_down: bool = True
+        self, ping: DuePing, error: MessagingError | None, *, stays_failed_over: bool = True
     ) -> None:
         """Record the result of a ping; a ping refused for a missing right is reported once.
 
-        A refusal with `leaves_it_down=False` ends the failover, so that the next send goes to the
-        primary and its caller gets the same error.
+        A refusal with `stays_failed_over=False` ends the failover, so that the next send goes to
+        the primary and its caller gets the same error.
         """
         sign = Sign.PING_PASSED
         if error is not None:
-            sign = Sign.PING_FAILED if leaves_it_down else Sign.PING_ANSWERED
+            sign = Sign.PING_FAILED if stays_failed_over else Sign.PING_ANSWERED
         now = self._clock.now_us()
         with self._lock:
             entity = self._entities[ping.path.lower()]
@@ -346,26 +351,26 @@ class Board:
         return entity.health.state is HealthState.SWITCHING
 
     def begin_diversion(self, path: str) -> Permit | None:
-        """Record that a send begins to be diverted; None: sends do not go to the backlog now.
+        """Record that the diversion of a send begins; None: sends are not diverted now.
 
-        The decision that everything is home is made under the same lock: no diversion can begin
-        unseen between a look and that decision.
+        The decision that everything is home is made under the same lock, so no diversion can begin
+        unnoticed between a look and that decision.
         """
         with self._lock:
             entity = self._entities[path.lower()]
             state = entity.health.state
             if not state.diverts or state is HealthState.SWITCHING:
                 return None
-            if entity.away is None:
-                entity.away = Away(queue_of(path, self.queues), self._has_numbers)
-            return Permit(entity.away.queue, entity.away.begin())
+            if entity.diversions is None:
+                entity.diversions = Diversions(queue_of(path, self.queues), self._has_numbers)
+            return Permit(entity.diversions.queue, entity.diversions.begin())
 
     def end_diversion(self, path: str, permit: Permit, receipt: SendReceipt | None) -> None:
         """Record the end of a diversion; None: it failed."""
         with self._lock:
-            away = self._entities[path.lower()].away
-            assert away is not None  # begin_diversion made it
-            away.end(permit.place, receipt)
+            diversions = self._entities[path.lower()].diversions
+            assert diversions is not None  # begin_diversion made it
+            diversions.end(permit.place, receipt)
 
     def due_looks(self, now: int) -> list[Look]:
         """Return the looks into backlog queues that are due now."""
@@ -373,35 +378,44 @@ class Board:
         found = []
         with self._lock:
             for entity in self._entities.values():
-                if entity.away is not None and _is_looking(entity) and entity.health.due <= now:
+                if (
+                    entity.diversions is not None
+                    and _is_looking(entity)
+                    and entity.health.due <= now
+                ):
                     self._step(entity, Sign.LOOKED, now)
-                    found.append(entity.away.look(entity.path))
+                    found.append(entity.diversions.look(entity.path))
         return found
 
-    def looked(self, look: Look, seen: Seen | MessagingError) -> None:
+    def looked(self, look: Look, result: LookResult | MessagingError) -> None:
         """Record what a look saw, or why it failed."""
         now = self._clock.now_us()
         with self._lock:
             entity = self._entities[look.path.lower()]
             self._step(entity, None, now)
-            if entity.away is not None and _is_looking(entity):
-                if isinstance(seen, MessagingError):
-                    self._note_wait(entity, f"a look failed with {_text_of(seen)}", now)
+            if entity.diversions is not None and _is_looking(entity):
+                if isinstance(result, MessagingError):
+                    cause = f"its backlog queue cannot be browsed ({_text_of(result)}); tried again"
+                    self._note_wait(entity, cause, now)
                 else:
-                    self._apply_look(entity, entity.away, look, seen, now)
+                    self._apply_look(entity, entity.diversions, look, result, now)
         self._announcer.deliver()
 
-    def _apply_look(self, entity: _Entity, away: Away, look: Look, seen: Seen, now: int) -> None:
+    def _apply_look(
+        self, entity: _Entity, diversions: Diversions, look: Look, result: LookResult, now: int
+    ) -> None:
         is_switching = entity.health.state is HealthState.SWITCHING
-        is_stuck = seen.number is not None and seen.number == away.oldest and not is_switching
-        finding = away.judge(look, seen, self._timing.switch_us)
+        is_stuck = (
+            result.number is not None and result.number == diversions.oldest and not is_switching
+        )
+        finding = diversions.finding(look, result, self._timing.switch_us)
         if finding is Finding.HOME:
-            away.came_home()
+            diversions.came_home()
             self._step(entity, Sign.HOME, now)
         elif finding is Finding.MORE:
             self._step(entity, Sign.LOOK_ON, now)
         elif not is_switching:
-            is_unknown = bool(away.doubt) and seen.number is None
+            is_unknown = bool(diversions.doubt) and result.number is None
             cause = _NOT_MOVING if is_stuck else _NO_NUMBER if is_unknown else _NOT_HOME
             self._note_wait(entity, cause, now)
             if finding is Finding.CAUGHT_UP:

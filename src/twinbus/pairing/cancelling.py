@@ -42,7 +42,7 @@ from twinbus.message import (
     has_values,
     to_messages,
 )
-from twinbus.pairing.backlog import NOWHERE_KNOWN, number_in_backlog, place_in_backlog, restored
+from twinbus.pairing.backlog import UNKNOWN_QUEUE, number_in_backlog, place_in_backlog, restored
 from twinbus.pairing.board import Board
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import (
@@ -75,7 +75,7 @@ class _Schedule:
         return same_id and _fingerprint(message) == self.fingerprint
 
 
-_SOMEWHERE = (NOWHERE_KNOWN, 1)  # the place of a message in a backlog that cannot be browsed
+_UNKNOWN_PLACE = (UNKNOWN_QUEUE, 1)  # the place of a message in a backlog that cannot be browsed
 
 
 class Cancellations:
@@ -108,8 +108,8 @@ class Cancellations:
         numbers = []
         for message, number in zip(to_messages(batch), receipt.sequence_numbers, strict=True):
             cancel_number = number_in_backlog(queue, number)
-            if not number or not self._can_remove:  # the reply was lost, or the place is no use
-                cancel_number = number_in_backlog(NOWHERE_KNOWN, next(self._unplaced))
+            if not number or not self._can_remove:  # the place is unknown, or cannot be used
+                cancel_number = number_in_backlog(UNKNOWN_QUEUE, next(self._unplaced))
             numbers.append(cancel_number)
             moment = message.scheduled_enqueue_time_utc
             if moment is not None:
@@ -149,7 +149,7 @@ class Cancellations:
         if known is not None and not _is_for(known.path, path):
             known = None
         index, sequence = place_in_backlog(number)
-        if index == NOWHERE_KNOWN and known is not None and self._can_remove:
+        if index == UNKNOWN_QUEUE and known is not None and self._can_remove:
             index, sequence = self._find_in_backlog(known)
         is_gone = self._remove_from_backlog(path, index, sequence)  # retries while it is leased
         if known is not None and (known.was_tried or not is_gone):
@@ -204,7 +204,7 @@ class Cancellations:
     def _still_at(self, place: tuple[int, int]) -> tuple[int, int]:
         """Return the place of a message in the backlog if it is still there; zeros if not."""
         index, sequence = place
-        if place == _SOMEWHERE:
+        if place == _UNKNOWN_PLACE:
             return place
         page = _once(self._secondary)(Peek(self._board.queues[index], sequence, 1))
         is_there = page.num_rows and page.column("sequence_number")[0].as_py() == sequence
@@ -222,7 +222,7 @@ class Cancellations:
     def _find_in_backlog(self, known: _Schedule) -> tuple[int, int]:
         """Return the backlog queue and sequence number of a message; zeros if it is in none."""
         if Capability.BROWSING not in self._secondary.namespace.capabilities:
-            return _SOMEWHERE
+            return _UNKNOWN_PLACE
         for index, queue in self._board.queues.items():
             for page in pages(_once(self._secondary), queue):
                 found = restored(page)
@@ -327,7 +327,7 @@ def pages(ask: Callable[[Command[Any]], Any], path: str) -> Iterator[pa.RecordBa
 
 
 def _once(courier: Courier) -> Callable[[Command[Any]], Any]:
-    """Return `ask` without retries: a caller that cancels must not wait for an outage to end."""
+    """Return the `ask` of a courier without retries: a cancel must not wait for an outage's end."""
     return lambda command: courier.ask(command, SingleTry())
 
 

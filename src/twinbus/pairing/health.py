@@ -35,8 +35,8 @@ The last two states exist only with `preserve_order`; the board gives the sign `
 one that would end the failover too early.
 
 A pair that is not in the table raises; callers do not report a success of a healthy entity. With a
-failover interval of zero the timer runs out at the moment it starts. A due time is never further
-ahead than its interval: if it is, the clock was set back, and the interval starts again.
+failover interval of zero the timer runs out at the moment it starts. If a due time is further ahead
+than its interval, the clock was set back, and the interval starts again.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,7 @@
-"""Looks into backlog queues to find out whether diverted messages are home; `preserve_order`.
+"""With `preserve_order`: looks into backlog queues, to find out whether their messages are home.
 
-A look browses the backlog queue of an entity that waits for its return: one look per ping interval,
-and some more while sends wait for the last messages. The home watch submits looks without waiting
+A look browses the backlog queue of an entity that waits for its return: once per ping interval, and
+more often while sends wait for the last messages. The home watch submits looks without waiting
 for their replies. The ticker calls `tick`; replies arrive on other threads and are queued.
 """
 
@@ -16,7 +16,7 @@ from twinbus.client.courier import Courier
 from twinbus.errors import MessagingError
 from twinbus.limits import LOOK_BYTES, LOOK_MESSAGES
 from twinbus.pairing.board import Board
-from twinbus.pairing.homing import Look, seen_on
+from twinbus.pairing.homing import Look, result_of_look
 from twinbus.protocol.commands import Peek
 
 
@@ -37,7 +37,8 @@ class HomeWatch:
                 self._secondary.note(reply)
                 self._board.looked(look, reply)
             else:
-                self._board.looked(look, seen_on(reply, look, self._secondary.clock.wall_us()))
+                wall_us = self._secondary.clock.wall_us()
+                self._board.looked(look, result_of_look(reply, look, wall_us))
         for look in self._board.due_looks(now):
             queue = self._board.queues[look.queue]
             reply_of = self._secondary.submit(Peek(queue, look.first, LOOK_MESSAGES, LOOK_BYTES))

@@ -1,8 +1,8 @@
-"""Which diverted messages of an entity are not home yet; for `preserve_order`. Pure.
+"""With `preserve_order`: which diverted messages of an entity are not home yet. Pure.
 
 With `preserve_order` all messages of an entity go to one backlog queue. After an outage the sends
 of the entity stay diverted until every message that this factory diverted has left that queue. The
-home watch looks into the queue; `Away` decides what a look means:
+home watch looks into the queue, and `Diversions` decides what the result of a look means:
 
     HOME        no diverted message of the entity waits, and none was diverted since the look began
     CAUGHT_UP   messages leave the queue and only young or few of them wait: a short pause of the
@@ -11,7 +11,7 @@ home watch looks into the queue; `Away` decides what a look means:
     MORE        messages of other entities are in front: look behind them
 
 A receipt without a number is uncertain: the backlog queue may have stored the message where a look
-cannot see it yet. Numbers of a queue only grow, so a later diversion with a number ends that.
+cannot see it yet. Numbers of a queue only grow, so a later diversion with a number ends the doubt.
 
 The board calls this module under its lock.
 """
@@ -46,12 +46,12 @@ class Look:
     queue: int
     first: int  # sequence number to look from
     until: int  # the last sequence number that matters
-    begun: int  # diversions that had begun
-    is_quiet: bool  # all of these had ended
+    begun: int  # diversions that had begun when the look began
+    is_quiet: bool  # all these diversions had ended
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LookResult:
     """What a look saw."""
 
     number: int | None  # of the first message of the entity up to `until`; None: there is none
@@ -62,10 +62,10 @@ class Seen:
     )
 
 
-def seen_on(page: pa.RecordBatch, look: Look, wall_us: int) -> Seen:
+def result_of_look(page: pa.RecordBatch, look: Look, wall_us: int) -> LookResult:
     """Return what a page of a backlog queue shows; `page` begins at the first number of `look`."""
     if not page.num_rows:
-        return Seen(None, is_small=True)
+        return LookResult(None, is_small=True)
     numbers = page.column("sequence_number").to_numpy()
     paths = pc.utf8_lower(restored(page).paths)
     is_own = pc.equal(paths, look.path.lower()).fill_null(False).to_numpy(zero_copy_only=False)
@@ -74,13 +74,13 @@ def seen_on(page: pa.RecordBatch, look: Look, wall_us: int) -> Seen:
     if len(own):
         at = int(own[0])
         enqueued = moment_us(page.column("enqueued_time_utc")[at].as_py())
-        return Seen(int(numbers[at]), wall_us - enqueued, is_small)
+        return LookResult(int(numbers[at]), wall_us - enqueued, is_small)
     last = int(numbers[-1])
-    return Seen(None, is_small=is_small, behind=last + 1 if last < look.until else None)
+    return LookResult(None, is_small=is_small, behind=last + 1 if last < look.until else None)
 
 
 @dataclass(slots=True)
-class Away:
+class Diversions:
     """What this factory diverted to one entity."""
 
     queue: int  # index of the backlog queue of the entity
@@ -95,11 +95,11 @@ class Away:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was diverted since everything was home."""
+        """Whether every diverted message is known to be home."""
         return self.begun == self.home
 
     def begin(self) -> int:
-        """Record that a diversion begins; return its place in the order of all."""
+        """Record that a diversion begins; return its place among all diversions of the entity."""
         self.begun += 1
         self.in_flight += 1
         return self.begun
@@ -118,24 +118,25 @@ class Away:
             self.doubt = 0
 
     def look(self, path: str) -> Look:
-        """Return the look that finds out whether everything is home."""
+        """Return a look that can show whether everything is home."""
         until = self.last if self.has_numbers else MAX_INT64
         return Look(path, self.queue, self.first, until, self.begun, self.in_flight == 0)
 
-    def judge(self, look: Look, seen: Seen, patience_us: int) -> Finding:
+    def finding(self, look: Look, result: LookResult, patience_us: int) -> Finding:
         """Return what a look means; `patience_us` is how long sends may pause at most."""
-        has_moved = self.oldest is not None and (seen.number is None or seen.number > self.oldest)
-        if seen.behind is not None:
-            self.first = max(self.first, seen.behind)
+        oldest, number = self.oldest, result.number
+        has_moved = oldest is not None and (number is None or number > oldest)
+        if result.behind is not None:
+            self.first = max(self.first, result.behind)
             return Finding.MORE
-        if seen.number is None:
+        if result.number is None:
             if self.doubt:
                 return Finding.WAITING
             is_still = look.is_quiet and look.begun == self.begun
             return Finding.HOME if is_still else Finding.CAUGHT_UP
-        self.first = max(self.first, seen.number)
-        self.oldest = seen.number
-        is_near = seen.is_small or seen.age_us <= patience_us
+        self.first = max(self.first, result.number)
+        self.oldest = result.number
+        is_near = result.is_small or result.age_us <= patience_us
         return Finding.CAUGHT_UP if has_moved and is_near else Finding.WAITING
 
     def came_home(self) -> None:

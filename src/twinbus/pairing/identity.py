@@ -105,16 +105,16 @@ class PrimaryIdentity:
         owner = self.of_queue(queue)
         if owner is None or self.is_same_as(owner):
             return
-        known = f"put NamespaceId={owner.namespace_id} into the connection string"
+        way = f"put NamespaceId={owner.namespace_id} into the connection string"
         if not owner.namespace_id:
-            known = f"add one of the hosts of {owner.address} to the Endpoint of a RabbitMQ cluster"
+            way = f"name one of the hosts of {owner.address} in the Endpoint (RabbitMQ only)"
         raise InvalidOperationError(
             f"the backlog queue {queue.path} on the secondary belongs to another primary: its "
             f"user_metadata names {owner}, and this primary is {self}. If these are two "
             "namespaces, give this primary another name: the same Name=... in the connection "
             "strings of all its applications and syphons. If these are the same namespace, "
-            f"{known}, or correct the user_metadata of the queue. A RabbitMQ secondary cannot "
-            f"change it: delete the stream {queue.path}{DESCRIPTION_SUFFIX} there instead",
+            f"{way}, or correct the user_metadata of the queue. A RabbitMQ secondary cannot change "
+            f"it: delete the stream {queue.path}{DESCRIPTION_SUFFIX} there instead",
             path=queue.path,
             owner=str(owner),
             primary=str(self),

@@ -1,8 +1,8 @@
 """When a pairing faults a factory because its partner has ended. Pure; only used with a syphon.
 
 If one of the two factories faults or is closed, and nobody begins to close the other within 5
-seconds, the pairing faults the other one. The pairing calls `hear` when a factory changes its
-state and `verdict` at each tick, both under its lock.
+seconds, the pairing faults the other one. The pairing calls `after_state` when a factory changes
+its state and `verdict` at each tick, both under its lock.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Side(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
+class PartnerFault:
     """A factory that must be faulted, and why."""
 
     side: Side
@@ -48,7 +48,7 @@ class Partnership:
         return self.ended is not None and self.due == NEVER_US
 
 
-def hear(partnership: Partnership, side: Side, state: FactoryState, now: int) -> Partnership:
+def after_state(partnership: Partnership, side: Side, state: FactoryState, now: int) -> Partnership:
     """Return the partnership after a factory has entered a state."""
     if partnership.ended is not None:
         is_partner = partnership.ended is not side  # then both have ended or are about to
@@ -61,10 +61,10 @@ def hear(partnership: Partnership, side: Side, state: FactoryState, now: int) ->
     return Partnership(side, how, now + to_us(PARTNER_GRACE))
 
 
-def verdict(partnership: Partnership, now: int) -> tuple[Partnership, Sentence | None]:
+def verdict(partnership: Partnership, now: int) -> tuple[Partnership, PartnerFault | None]:
     """Return the partnership at the time `now`, and the factory to fault, if there is one."""
     if partnership.ended is None or partnership.is_over or now < partnership.due:
         return partnership, None
     seconds = PARTNER_GRACE.total_seconds()
     cause = f"{partnership.how}, and this factory was not closed within {seconds:.0f} seconds"
-    return Partnership(partnership.ended), Sentence(partnership.ended.partner, cause)
+    return Partnership(partnership.ended), PartnerFault(partnership.ended.partner, cause)

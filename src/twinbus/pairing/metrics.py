@@ -54,7 +54,9 @@ class PairingCollector(Collector):
             labels=labels,
         )
         failures = GaugeMetricFamily(
-            "twinbus_pairing_failures", "Failures since it was healthy last", labels=labels
+            "twinbus_pairing_failures",
+            "Failures of an entity since it was last healthy",
+            labels=labels,
         )
         counted = {
             name: CounterMetricFamily(f"twinbus_pairing_{name}", text, labels=labels)
@@ -73,13 +75,17 @@ class PairingCollector(Collector):
                 family.add_metric([status.path], getattr(status, name))
         yield from (failed_over, returning, failures, *counted.values())
         signs = CounterMetricFamily(
-            "twinbus_pairing_signs", "What was learned about entities", labels=["state", "sign"]
+            "twinbus_pairing_signs",
+            "Observations of entities, by state and sign",
+            labels=["state", "sign"],
         )
         for (state, sign), count in self._pairing.signs.items():
             signs.add_metric([state.value, sign.value], count)
         yield signs
         in_rotation = GaugeMetricFamily(
-            "twinbus_pairing_queue_in_rotation", "1 while a backlog queue is used", labels=labels
+            "twinbus_pairing_queue_in_rotation",
+            "1 while a backlog queue is in rotation",
+            labels=labels,
         )
         for queue in self._pairing.backlog_queues():
             in_rotation.add_metric([queue.path], int(queue.is_in_rotation))

@@ -82,7 +82,7 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
 
     @property
     def backlog_queue_count(self) -> int:
-        """The number of backlog queues: before pairing as asked for, then as many as are used."""
+        """The requested number of backlog queues; after pairing, the number in use."""
         if self._pairing is None:
             return self.wanted_backlog_queues
         return len(self._pairing.backlog_queues())
@@ -120,7 +120,7 @@ def _ledger_folder(ledger: str | Path) -> Path:
     if isinstance(folder, str) or is_uri(str(folder)):
         raise InvalidArgumentError(
             f"ledger is {str(ledger)!r}, which is on another file system. An application writes "
-            "its events without Spark, so its ledger must be a local folder. `twinbus syphon "
-            "--ledger` and `twinbus report` take URIs of file systems that Spark reaches"
+            "its events without Spark: give a local folder. Only `twinbus syphon --ledger` and "
+            "`twinbus report` accept URIs of file systems that Spark reaches"
         )
     return folder

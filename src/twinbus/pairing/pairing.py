@@ -6,7 +6,8 @@ With `wait_for_secondary=False` the pairing returns before the backlog queues ex
 in the background. Until they exist the pairing is unprotected: sends go to the primary only.
 
 Applications call the public methods from any thread. The ticker calls `_tick` from its own thread,
-or inline under a manual clock. Factories call `_hear` from the thread that changes their state.
+or inline under a manual clock. A factory calls `_on_state_change` from the thread that changes its
+state.
 """
 
 import logging
@@ -45,7 +46,7 @@ from twinbus.pairing.events import (
 from twinbus.pairing.health import HealthState, Sign, Timing
 from twinbus.pairing.home_watch import HomeWatch
 from twinbus.pairing.identity import PrimaryIdentity, places_of
-from twinbus.pairing.lifecycle import Partnership, Sentence, Side
+from twinbus.pairing.lifecycle import PartnerFault, Partnership, Side
 from twinbus.pairing.pinger import Pinger, ping_message
 from twinbus.pairing.sender import PairedRoute
 from twinbus.pairing.ticker import Ticker
@@ -137,7 +138,7 @@ class SendAvailabilityPairing:
             if self.options.wait_for_secondary:
                 self._open_backlog(self._prepare())
             for side, factory in self._factories.items():
-                stops.append(factory.on_state_change(partial(self._hear, side)))
+                stops.append(factory.on_state_change(partial(self._on_state_change, side)))
             if self.options.wait_for_secondary:
                 self._start_syphon()
             for factory in self._factories.values():
@@ -252,7 +253,7 @@ class SendAvailabilityPairing:
     def mark_path_healthy(self, path: str) -> None:
         """Let sends to an entity go to the primary again, without waiting for a ping.
 
-        With `preserve_order` they do when its diverted messages are home.
+        With `preserve_order` they do so when the diverted messages of the entity are home.
         """
         if not isinstance(path, str) or not path:
             raise InvalidArgumentError(
@@ -274,8 +275,8 @@ class SendAvailabilityPairing:
     def report_syphon_end(self, cause: str) -> None:
         """Report that the syphon ended by itself; a syphon calls this, from any thread.
 
-        The pairing continues to divert. Another syphon brings the messages home, or the one that
-        the next start of the application starts.
+        The pairing continues to divert. A syphon of another process brings the messages home, or
+        the syphon of this application after its next start.
         """
         self._syphon_failure = cause
         self._announce(SyphonEnded(self._now(), cause))
@@ -307,9 +308,9 @@ class SendAvailabilityPairing:
     def _tick(self, now: int) -> int:
         self._board.bring_back(now)
         with self._partnering:
-            self._partnership, sentence = lifecycle.verdict(self._partnership, now)
+            self._partnership, partner_fault = lifecycle.verdict(self._partnership, now)
             due = self._partnership.due
-        self._execute(sentence)
+        self._execute(partner_fault)
         if self._has_ended:
             return due
         self._prepare_later()
@@ -323,13 +324,13 @@ class SendAvailabilityPairing:
             due = min(due, now + to_us(self.options.ping_primary_interval))
         return due
 
-    def _hear(self, side: Side, state: FactoryState) -> None:
+    def _on_state_change(self, side: Side, state: FactoryState) -> None:
         """React to a factory that changed its state."""
         has_syphon = self.options.enable_syphon
         if has_syphon:
             with self._partnering:
                 now = self._clock.now_us()
-                self._partnership = lifecycle.hear(self._partnership, side, state, now)
+                self._partnership = lifecycle.after_state(self._partnership, side, state, now)
             self._ticker.expect(self._partnership.due)
         if side is Side.PRIMARY:
             self._end(close_secondary=not (has_syphon and state is FactoryState.FAULTED))
@@ -342,13 +343,14 @@ class SendAvailabilityPairing:
         if self._has_ended and (self._partnership.is_over or not has_syphon):
             self._ticker.close()
 
-    def _execute(self, sentence: Sentence | None) -> None:
-        if sentence is None:
+    def _execute(self, partner_fault: PartnerFault | None) -> None:
+        if partner_fault is None:
             return
-        partner = self._factories[sentence.side.partner]
+        partner = self._factories[partner_fault.side.partner]
         cause = partner.courier.life.cause
-        text = f"its partner {partner.name!r} {sentence.cause}" + (f": {cause}" if cause else "")
-        self._factories[sentence.side].fault(text)
+        text = f"its partner {partner.name!r} {partner_fault.cause}"
+        text += f": {cause}" if cause else ""
+        self._factories[partner_fault.side].fault(text)
 
     def _end(self, *, close_secondary: bool) -> None:
         """Stop the pings and the syphon, and close the manager and factory of the secondary.
@@ -387,7 +389,7 @@ class SendAvailabilityPairing:
         if self._syphon is not None:
             try:
                 self._syphon.stop()
-            except Exception:  # noqa: BLE001 - the rest of the pairing must end all the same
+            except Exception:  # noqa: BLE001 - the other parts of the pairing must end as well
                 _log.exception("the syphon raised an error while the pairing stopped it")
 
 

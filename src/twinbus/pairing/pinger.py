@@ -46,8 +46,8 @@ class Pinger:
             ping, error = self._ended.popleft()
             if error is not None:
                 self._primary.note(error)
-            is_down = error is not None and _leaves_it_down(error)
-            self._board.pinged(ping, error, leaves_it_down=is_down)
+            stays_failed_over = error is not None and _stays_failed_over(error)
+            self._board.pinged(ping, error, stays_failed_over=stays_failed_over)
         busy_until = partial(self._primary.busy_until, now=now)
         for ping in self._board.due_pings(now, busy_until):
             probe = Send(ping.path, [ping_message(self._primary.random)])
@@ -57,7 +57,7 @@ class Pinger:
             answer.add_done_callback(lambda done, ping=ping: self._end(ping, done))  # type: ignore[misc]
 
     def next_due(self, now: int) -> int:
-        """Return when the board has something to do; a busy entity is not pinged earlier."""
+        """Return when the board is due next; a busy entity is not pinged while it is busy."""
         return self._board.next_due(partial(self._primary.busy_until, now=now))
 
     def _end(self, ping: DuePing, done: "Future[SendReceipt]") -> None:
@@ -68,7 +68,7 @@ class Pinger:
         self._nudge()
 
 
-def _leaves_it_down(error: MessagingError) -> bool:
+def _stays_failed_over(error: MessagingError) -> bool:
     """Whether the entity stays failed over after a ping failed with this error.
 
     It does if the entity is unavailable or busy, or if the key lacks the right to send. Any other

@@ -14,8 +14,8 @@ import xxhash
 def queue_of(path: str, queues: Iterable[int]) -> int:
     """Return the backlog queue of an entity for `preserve_order`.
 
-    Every process chooses the same queue, also if it lacks other queues of the pairing: the queue
-    with the highest hash together with the path.
+    It is the queue whose index and the path have the highest hash. So every process chooses the
+    same queue, even if other queues of the pairing are missing there.
     """
     return max(
         queues, key=lambda queue: xxhash.xxh3_64_intdigest(f"{queue}/{path.lower()}".encode())
@@ -64,8 +64,8 @@ class Rotation:
     def bring_back(self, now: int) -> list[int]:
         """Return the queues whose cool-down is over to the rotation, and list them.
 
-        A cool-down never ends more than one cool-down from now: if it would, the clock was set
-        back, and the end is moved.
+        If the end of a cool-down is more than one cool-down away, the clock was set back: then the
+        end is moved.
         """
         latest = now + self._cool_down_us
         self._back_at = {queue: min(at, latest) for queue, at in self._back_at.items()}

@@ -1,16 +1,16 @@
 """The route of a paired factory: to the primary while an entity is healthy, else to the backlog.
 
-A batch goes as a whole to the primary or to one backlog queue. If one of these has accepted a part
-of it and then failed, only the rest is sent elsewhere. A message that was tried at the primary and
-then diverted carries the sender's number of that try. When the syphon brings it home, the primary
+A batch goes as a whole to the primary or to one backlog queue. If that one accepts a part of it and
+then fails, only the rest is sent to another queue. A message that was tried at the primary and then
+diverted carries the sender's number of that try. When the syphon brings it home, the primary
 recognises a message that it had accepted although the reply was lost. If the secondary has no
 ranges, every diverted message carries its sender's number. Such a secondary may store a message
 twice after a lost reply, and the syphon may deliver it twice: the primary recognises the second
 copy by that number.
 
 With `preserve_order` every entity has one backlog queue, and a send that this queue refuses raises:
-another queue would let it overtake, or be overtaken. Sends stay diverted until the diverted ones
-are home (`homing.py`).
+in another queue its messages could overtake others or be overtaken. Sends stay diverted until the
+diverted messages are home (`homing.py`).
 
 Senders call the route from any thread; it keeps its state on the board.
 """
@@ -148,7 +148,7 @@ class PairedRoute:
         """Submit a send and return a function that waits for it; a diverted send runs in there.
 
         With `preserve_order` every send runs in there. The caller waits for its sends in their
-        order, so that only one is in flight: a primary that lost it cannot accept the next one.
+        order, so only one is in flight: if it is lost, the primary has not accepted a later one.
         """
         if self._keeps_order:
             return partial(self.send, command, lane)
@@ -326,7 +326,7 @@ class PairedRoute:
         clock.sleep_us(pause)
 
     def _check_refusal(self, diversion: _Diversion, error: MessagingError) -> None:
-        """Raise if a backlog queue that refused a send is not what is at fault."""
+        """Raise the error of a refused send, unless the backlog queue itself is at fault."""
         if isinstance(error, MessageSizeExceededError):
             grown, limit = sizes(diversion.messages), error.facts.get("limit")
             if isinstance(limit, int) and grown.max() > limit:
@@ -344,7 +344,7 @@ class PairedRoute:
         primary = self._board.cause_of(path)
         left, count = len(diversion.remainder.command.messages), len(diversion.messages)
         which = "the messages" if left == count else f"{left} of {count} messages"
-        refused = "no backlog queue accepted its messages"
+        refused = "no backlog queue accepted the messages"
         if only:
             refused = (
                 f"its backlog queue {only} did not accept the messages. With preserve_order they "

@@ -79,7 +79,7 @@ class ServiceBusConnection(ClientConnection):
             return
         conversation, transport = self.conversation, self.transport
         amqp = conversation.amqp
-        # May allow the conversation to write more.
+        # Fewer buffered bytes may allow the conversation to write more.
         conversation.note_buffered(unwritten_bytes(transport))
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))

@@ -1,4 +1,4 @@
-"""Who is connected to a door, and how much strangers, keys and addresses may have of it.
+"""Counts the connections of a door, and limits strangers, keys and addresses.
 
 A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
 of the two groups has a maximum. Beyond it the door closes a connection of the address (strangers)
@@ -60,7 +60,7 @@ class Visitor:
 class ByteShares:
     """Counts bytes that connections make the server keep, and bounds them by key and in total.
 
-    A key that holds nothing may always begin, so that no key can block another one.
+    A key without any bytes gets room for its first request, so that no key can block another one.
     """
 
     def __init__(self, most_of_key: int, most: int) -> None:

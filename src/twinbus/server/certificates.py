@@ -5,8 +5,8 @@
     key.pem           the server's key
 
 The authority signs one certificate, for names of this machine. Its private key is never written, so
-nobody can sign another certificate with it. No program trusts the authority unless it is given
-ca.pem. All files are readable by their owner only.
+nobody can sign another certificate with it. A program trusts the authority only if it is
+configured with ca.pem. All files are readable by their owner only.
 """
 
 import os

@@ -30,7 +30,7 @@ class ReadingRate:
         self._taken = 0  # bytes that it had read by then
 
     def pause_us(self, now: int, taken: int, left: int, enough: int) -> int:
-        """Return the time since the client had read everything, or enough bytes at once.
+        """Return for how long the client has read too little of its replies.
 
         `taken` is the number of bytes that it has read so far, `left` the number of unread ones.
         """
@@ -68,7 +68,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._incomplete = 0  # bytes of unfinished frames, as counted by the door
         self._replies = 0  # bytes of unread and expected replies, as counted by the door
         self._requests = 0  # bytes of unanswered requests, as counted by the door
-        self._is_counted = False  # one of the two is not 0
+        self._is_counted = False  # one of these two counts is not 0
         self.is_crowded = False  # a request waits until other connections of the key release bytes
         self.address = address
         self.admitted: Admission | None = None  # the door counts the connection under this key
@@ -238,7 +238,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         patience_us = SECOND_US if hurries else QUIET_US
         enough = MIN_READ_BYTES * patience_us // QUIET_US
         if self._is_leaving:
-            enough = self._written + 1  # nothing is enough but everything
+            enough = self._written + 1  # more than there is: the client must read everything
         if self._reading.pause_us(now, self._written - left, left, enough) >= patience_us:
             self.abort()
 

@@ -33,7 +33,7 @@ from twinbus.server.door import Door, PrivateEntrance
 _KEY_NAME = "private-door"
 _PREFIX = "twinbus-door-"
 _SOCKET = "door"
-_ELSEWHERE = "/tmp"  # noqa: S108 - short on every system; the folder created there is random
+_SHORT_PARENT = "/tmp"  # noqa: S108 - short on every system; the folder created there is random
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +122,4 @@ def _parents() -> Iterator[str]:
     rest = len(f"/{_PREFIX}12345678/{_SOCKET}")
     if len(os.fsencode(usual)) + rest <= MAX_SOCKET_PATH_BYTES:
         yield usual
-    yield _ELSEWHERE
+    yield _SHORT_PARENT

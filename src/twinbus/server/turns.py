@@ -1,7 +1,7 @@
 """Hands the requests of a server's connections to the broker: one turn for all that arrived.
 
-The event loop reads every socket that is ready and then runs one turn: the broker decides all
-requests that arrived, flushes once, and answers. That is group commit, and no thread is woken.
+The event loop reads every socket that is ready and then runs one turn: the broker executes all
+requests that arrived, flushes once, and answers. This is group commit without waking a thread.
 While flushes are slow, the broker's own thread runs the turns instead, so that the loop keeps
 reading and answers pings and health checks.
 """
@@ -82,7 +82,7 @@ class Turns:
         self._arrivals: list[Request] = []
         self._is_due = False
         self._expected = 0  # requests of the last turn: their clients may send as many again
-        self._elsewhere: deque[Callable[[], None]] = deque()  # replies from other threads
+        self._foreign_replies: deque[Callable[[], None]] = deque()  # replies from other threads
         self._flushes = namespace.flushes
         self.place = TurnPlace()
         self.interceptor: Interceptor | None = None
@@ -90,9 +90,9 @@ class Turns:
     def add(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
         """Execute requests of clients, together with others that arrive now.
 
-        `may_turn` says that they come directly from a socket. If no other socket is ready, and the
-        last turn answered nobody else, then no other request can share this turn. The turn starts
-        at once and saves a round of the loop.
+        `may_turn` means that they come directly from a socket. If no other socket is ready, and the
+        last turn answered no other client, then no other request can share this turn. So the turn
+        starts at once, which saves a round of the loop.
         """
         if self.interceptor is not None:
             requests = self.interceptor.arrived(requests)
@@ -147,27 +147,27 @@ class Turns:
 
     def call_in_loop(self, deliver: Callable[[], None]) -> None:
         """Call a function in the loop, from another thread."""
-        self._elsewhere.append(deliver)
-        if len(self._elsewhere) == 1:
-            self._call_soon(self._deliver_elsewhere)
+        self._foreign_replies.append(deliver)
+        if len(self._foreign_replies) == 1:
+            self._call_soon(self._deliver_foreign_replies)
 
     def _call_soon(self, callback: Callable[[], Any]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop has ended, and so have its connections
-            self._elsewhere.clear()
+            self._foreign_replies.clear()
 
-    def _deliver_elsewhere(self) -> None:
+    def _deliver_foreign_replies(self) -> None:
         """Deliver replies for a short time; large ones must not keep the loop from reading."""
         until = self._loop.time() + DELIVERY_SLICE_S
-        while self._elsewhere:
-            deliver = self._elsewhere.popleft()
+        while self._foreign_replies:
+            deliver = self._foreign_replies.popleft()
             try:
                 deliver()
             except Exception:  # noqa: BLE001 - one bad reply must not stop the others
                 _log.exception("A reply could not be delivered because of an internal error")
-            if self._elsewhere and self._loop.time() >= until:
-                self._loop.call_soon(self._deliver_elsewhere)
+            if self._foreign_replies and self._loop.time() >= until:
+                self._loop.call_soon(self._deliver_foreign_replies)
                 break
         self._look_at_flushes()
         self._after_turn()

@@ -20,5 +20,5 @@ def namespace_of(connection: str) -> Namespace:
 
 @lru_cache(maxsize=16)
 def courier_of(connection: str) -> Courier:
-    """Return a courier to the namespace of a connection string; it retries."""
+    """Return a courier to the namespace of a connection string, with the default retry policy."""
     return MessagingFactory(namespace_of(connection)).courier

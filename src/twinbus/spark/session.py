@@ -51,7 +51,7 @@ def local_master(cores: int | None = None) -> str:
 
 
 class BorrowedSession:
-    """A borrowed session; a context manager gives it back, or abandons it after Ctrl-C."""
+    """A borrowed session; a `with` block gives it back at its end, or abandons it after Ctrl-C."""
 
     _lock = threading.Lock()
     _own: "tuple[SparkSession, tempfile.TemporaryDirectory[str]] | None" = None
@@ -172,10 +172,10 @@ def start_session(
 
 
 def make_active(session: "SparkSession") -> None:
-    """Make a session that of this thread, as every `createDataFrame` does before its work.
+    """Make a session the active one of this thread, as every `createDataFrame` does.
 
-    A stream that is started belongs to the session of the thread. An empty `createDataFrame` would
-    do the same and take a second in a fresh JVM.
+    A stream belongs to the active session of the thread that starts it. An empty `createDataFrame`
+    would set that session as well, but would take a second in a fresh JVM.
     """
     kind = type(session)
     kind._activeSession = session  # noqa: SLF001 - pyspark has no other way
@@ -209,7 +209,7 @@ def _settings(folder: Path, master: str | None) -> dict[str, str]:
 
 @contextmanager
 def _environment(folder: Path) -> "Iterator[None]":
-    """Set variables with which Spark finds its Java and its home, and its workers this Python."""
+    """Set the variables for Spark: where its Java and home are, and which Python workers use."""
     wanted = {"JAVA_HOME": str(make_java_home(folder / "java", find_java()))}
     if "PYSPARK_PYTHON" not in os.environ:
         wanted["PYSPARK_PYTHON"] = sys.executable

@@ -1,8 +1,8 @@
 """An orderly end of the process that runs a streaming source.
 
-Spark ends this process with SIGTERM when its query is stopped. Python then dies at once, and the
-`stop` of the source is not called. With the handler of this module SIGTERM raises SystemExit, the
-runner of Spark calls `stop`, and the source gives its leases back.
+Spark ends this process with SIGTERM when its query is stopped. By default Python then ends at once,
+without a call of the source's `stop`. With the handler of this module SIGTERM raises SystemExit,
+Spark's runner calls `stop`, and the source releases its leases.
 """
 
 import signal

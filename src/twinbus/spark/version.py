@@ -1,4 +1,4 @@
-"""Checks that the installed Spark has what the data sources of Twinbus are made of."""
+"""Checks that the installed Spark has the modules that the data sources of Twinbus need."""
 
 from importlib import import_module
 from importlib.util import find_spec

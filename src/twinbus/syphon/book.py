@@ -148,7 +148,7 @@ class Book:
         busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
         fresh = [p for p, queue in busy.items() if not any(leased.kept for leased in queue.ranges)]
         keep = max(share - (len(busy) - len(fresh)), 0)
-        self._turn += 1  # release other queues each time
+        self._turn += 1  # each call releases leases of other queues
         at = self._turn % len(fresh) if fresh else 0
         surplus = [*fresh[at:], *fresh[:at]][keep:]
         return [(path, epoch) for path in surplus for epoch in self.clear(path)]

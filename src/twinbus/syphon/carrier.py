@@ -272,7 +272,7 @@ class Carrier:
         peer: TracedPeer = UNKNOWN_PEER,
     ) -> None:
         self._primary = primary
-        self._peer = peer  # the primary, of spans
+        self._peer = peer  # the primary, as spans name it
         self._secondary = secondary
         self.transfers = transfers or TransferLedger(None)
         self._extra_queues = {canonical(queue) for queue in extra_queues}

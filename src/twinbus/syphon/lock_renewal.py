@@ -1,10 +1,10 @@
 """Renews the locks of the messages that a visit has received and not settled yet.
 
-A visit waits for the primary, which may take longer than the locks of the backlog queue last: an
-existing queue may have short locks, and sends may be slow. A message whose lock has expired is
+A visit waits until the primary has accepted its messages. Their locks may expire meanwhile, because
+an existing queue may have short locks, and sends may be slow. A message whose lock has expired is
 delivered again, behind later ones. So a thread renews the locks three times per lock duration. It
-starts with the first received message and ends with the visit. An engine without renewal, such as
-RabbitMQ, has locks that do not expire.
+starts with the first received message and ends with the visit. On engines without renewal, such as
+RabbitMQ, locks do not expire.
 
 The visit adds and removes tokens from any thread. Locks are renewed in the groups in which they
 were received, so that one lost lock does not prevent the renewal of the other groups.
@@ -63,7 +63,7 @@ class LockRenewal:
             self._groups = [left for group in self._groups if (left := group - settled)]
 
     def close(self) -> None:
-        """Renew nothing more."""
+        """Stop renewing all locks."""
         self._is_over.set()
 
     def _run(self) -> None:

@@ -1,9 +1,9 @@
 """Finds backlog queues that a pairing creates after a syphon has started.
 
 A syphon that starts before or during the first pairing finds only some of the backlog queues. While
-some are missing, the syphon lists the queues of the secondary again: soon at first, later once per
-idle poll, which costs less than polling a missing queue. When all queues are known, the syphon
-stops listing. The caller passes the time in, and calls from one thread.
+some are missing, the syphon lists the queues of the secondary again: soon at first, later as often
+as an idle queue is polled. When all queues are known, it stops listing. The caller passes the time
+in, and calls from one thread.
 """
 
 from collections.abc import Callable, Iterable

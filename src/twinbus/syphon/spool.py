@@ -1,9 +1,10 @@
-"""A local folder in which a ledger waits for its way to another file system.
+"""A local folder in which ledger files wait until they are moved to another file system.
 
-The Python workers of executors cannot write to hdfs, s3a or abfs: the JVM can, and it is reached
-from the driver only. So the lines of transfers come to the driver with the commit of their batch,
-become files of a ledger here, and the application's process moves these through Spark's JVM. A
-driver that is killed leaves the folder behind: `twinbus report` reads it like any other.
+The Python workers of executors cannot write to hdfs, s3a or abfs: only the JVM can, and only the
+driver reaches it. So the rows of transfers come to the driver with the commit of their batch,
+become files of a ledger in this folder, and the application's process moves these files through
+Spark's JVM. A driver that is killed leaves the folder behind: `twinbus report` reads it like any
+other.
 """
 
 import logging
@@ -29,7 +30,7 @@ class LedgerSpool(Closable):
         return self.folder / FOLDER / LedgerKind.TRANSFERS.value
 
     def move_to(self, target: HadoopPath) -> None:
-        """Move its finished files; a file that is moved twice replaces itself."""
+        """Move the finished files; if a file is moved twice, the second move replaces the first."""
         for file in sorted(self._transfers.glob("day=*/*.parquet")):
             day = target / FOLDER / LedgerKind.TRANSFERS.value / file.parent.name
             day.mkdir()

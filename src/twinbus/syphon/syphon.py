@@ -98,8 +98,9 @@ class SyphonSettings:
             raise InvalidArgumentError("queues must be a tuple of paths without duplicates")
         if not self.queues:
             raise InvalidArgumentError(
-                "there are no backlog queues. Pairing creates them. If the pairing exists, use the "
-                "primary's name of the paired applications (Name=... in the connection string)"
+                "there are no backlog queues. Pairing creates them. If an application has paired, "
+                "use the same name of the primary as that application (Name=... in the connection "
+                "string)"
             )
 
     @property
@@ -176,7 +177,7 @@ class Syphon(Closable):
         self._transfers = TransferLedger(self._ledger_folder)
         self._next_roll = 0.0
         self._noted = 0
-        self._starts = 0  # of Spark, again, since a batch
+        self._starts = 0  # restarts of Spark since the last batch
         self._batches_at_start = 0
         self._leaving = threading.Event()  # set when no query may start any more
         self._stopping = threading.Event()
@@ -191,7 +192,7 @@ class Syphon(Closable):
             self._open_doors(self._spark.session.sparkContext.master or "")
             self._query = self._start_query(self._spark.session)
         except BaseException as error:
-            self._clear_away()
+            self._release_all()
             if isinstance(error, MessagingError) or not isinstance(error, Exception):
                 raise
             raise MessagingError(f"Spark cannot run the syphon: {reason_of(error)}") from error
@@ -435,11 +436,11 @@ class Syphon(Closable):
             waited_s += QUERY_LOOK_S
         self._stopping.set()
         self._watcher.join()
-        self._clear_away()
+        self._release_all()
 
     close = stop
 
-    def _clear_away(self) -> None:
+    def _release_all(self) -> None:
         with suppress(Exception):  # Spark may have stopped
             if self._query is not None:
                 self._query.stop()

@@ -231,7 +231,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._once = True
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return that a batch contains all that the planner gives it."""
+        """Return that a batch has no limit of its own: the planner decides what it contains."""
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
@@ -349,7 +349,7 @@ class RangeWriter(DataSourceStreamArrowWriter):
         write_transfers(transfers)
 
     def _settle(self, carried: Carried) -> None:
-        """Settle a range; if that fails now, it is carried again and its messages recognised."""
+        """Settle a range; if that fails, it is carried again, and the primary recognises it."""
         release = not carried.kept and carried.unread is None
         try:
             for command in settlements(carried, release=release):

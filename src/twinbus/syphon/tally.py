@@ -79,11 +79,11 @@ class Tally:
         for trouble in new:
             self._desk.note(
                 logging.WARNING,
-                f"{trouble.destination} does not take its messages: {trouble.failure.text}. They "
+                f"{trouble.destination} does not accept its messages: {trouble.failure.text}. They "
                 "wait in the backlog, and the syphon tries again; other destinations go on",
             )
         for destination in ended:
-            self._desk.note(logging.INFO, f"{destination} takes its messages again")
+            self._desk.note(logging.INFO, f"{destination} accepts its messages again")
         for carried in outcomes:
             if carried.poison:
                 self._desk.note(

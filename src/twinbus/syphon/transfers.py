@@ -3,12 +3,13 @@
 A worker writes its rows before its batch is settled, so every message that left the backlog has
 one. A message that was carried twice because of a kill has two equal rows.
 
-Batches may be small and many, but ledger files should not. So rows first go to a journal, which
-survives its process. Each process has its own journal and only appends to it, without reading or
-locking. When a journal is a minute old, or large, it is turned into a ledger file, by its own or
-any other process that shares the folder. That process first renames the journal and then reads it.
-After each append, a process checks whether its journal still has its name. If not, its rows may
-have been appended too late for the other process, and are written again into a new journal.
+There may be many small batches, but there should not be many small ledger files. So rows are first
+written to a journal, which survives its process. Each process has its own journal and only appends
+to it, without reading or locking. When a journal is a minute old, or large, it is turned into a
+ledger file, by its own or any other process that shares the folder. That process first renames the
+journal and then reads it. After each append, a process checks whether its journal still has its
+name. If not, its rows may have been appended too late for the other process, and are written again
+into a new journal.
 
     journal   8 bytes: time of its beginning; then per write its length and its xxh3 (8 bytes
               each), and an Arrow IPC stream. An incomplete end is cut off: its batch was not

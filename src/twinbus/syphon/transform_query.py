@@ -7,8 +7,8 @@ sent, with these additional columns:
     backlog_queue, origin, epoch, sequence_number, sender, sender_number, accepted
                        must not be changed
 
-A row may be changed or removed, but not multiplied. The syphon dead-letters a message whose row was
-removed in its backlog queue, so that no message disappears without a trace.
+A row may be changed or removed, but not multiplied. If a row was removed, the syphon dead-letters
+its message in the backlog queue, so that no message disappears without a trace.
 """
 
 import sys

@@ -6,8 +6,8 @@
                                   |                   v failed, killed, or destinations fail
                                   +-- pause ends -- paused
 
-If a queue contains only messages of failing destinations, each visit receives them for nothing. So
-the pause before the next visit grows, but ends when one of these destinations may be retried. Only
+If a queue contains only messages of failing destinations, a visit brings none of them home. So the
+pause before the next visit grows, but ends when one of these destinations may be retried. Only
 one batch visits a queue at a time: with two, messages would overtake each other. The planner calls
 this under its lock.
 """
@@ -127,8 +127,8 @@ class Visits:
         for path in paths:
             queue = self._queues[path]
             queue.state = VisitState.VISITED
-            kept_somewhere = {name for known in self._queues.values() for name in known.kept}
-            tried_here = {n for n in on_trial if n in queue.kept or n not in kept_somewhere}
+            kept = {name for known in self._queues.values() for name in known.kept}
+            tried_here = {name for name in on_trial if name in queue.kept or name not in kept}
             skipped = waiting | (on_trial - tried_here)
             on_trial -= tried_here
             waiting |= tried_here  # only this queue tries them

@@ -66,7 +66,7 @@ class Verdict:
     faults: int = 0
     sent: int = 0
     acknowledged: int = 0
-    raised: int = 0  # sends that raised; their messages may have been enqueued all the same
+    raised: int = 0  # sends that raised; their messages may have been enqueued even so
     diverted: int = 0
     moved: int = 0
     poisoned: int = 0
@@ -197,7 +197,7 @@ class Auditor:
         self.verdict = Verdict()
         self._keeps_order = keeps_order  # no acknowledged message may be overtaken
         self.cancelled: set[str] = set()
-        self.unsure: set[str] = set()  # ids of messages that may or may not be there
+        self.unsure: set[str] = set()  # ids of messages that may or may not be enqueued
         self.maybe_poison = 0  # messages to a missing entity whose sends raised
         self.direct: set[str] = set()  # ids that the primary accepted from their client
         self._clock = clock
@@ -234,7 +234,7 @@ class Auditor:
         *,
         backlog_ails: bool,
     ) -> None:
-        """Record that a send raised; if it had to be diverted, G5 is broken."""
+        """Record that a send raised; if it should have been diverted, G5 is broken."""
         self.verdict.raised += 1
         if isinstance(error, BacklogUnavailableError):
             if not backlog_ails:

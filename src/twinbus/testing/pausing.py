@@ -19,7 +19,7 @@ def pause_process(pid: int) -> None:
 
 
 def resume_process(pid: int) -> None:
-    """Let a paused process go on."""
+    """Let a paused process continue."""
     os.kill(pid, signal.SIGCONT)
 
 

@@ -19,7 +19,7 @@ keeps the durable content. `cut` draws one of the states that the contract of `S
     others    Files that are changed without the storage (`LOCK`) were never synced. Directories
               inside the directory are left out.
 
-The seed decides every choice, so a seed that led to a failure leads to it again.
+The seed decides every choice, so a failure can be repeated with its seed.
 """
 
 import errno
@@ -314,8 +314,8 @@ class PowerCutStorage(DiskStorage):
     def cut(self, target: Path, kept: float | None = None) -> None:
         """Write to another directory a state that the disk may have if the power fails now.
 
-        `kept` is the share of unsynced changes that are on the disk all the same: 0 for none, 1
-        for all, None for a share that is drawn.
+        `kept` is the share of unsynced changes that are on the disk nevertheless: 0 for none, 1
+        for all, None for a random share.
         """
         target.mkdir(parents=True, exist_ok=True)
         generator = self._power.random

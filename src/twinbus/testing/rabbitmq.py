@@ -20,11 +20,11 @@ from twinbus.testing.pausing import pause_process, resume_process
 
 LOOPBACK = "127.0.0.1"
 START_S = 90
-TICK_S = 8  # after which nodes give up one that hangs; 60 by default
+TICK_S = 8  # after which nodes give up a node that hangs; RabbitMQ's default is 60
 STOP_S = 20
 SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
-GUEST = "guest"  # user and password that every broker begins with
+GUEST = "guest"  # user and password of every new broker
 # RabbitMQ 3.10 never restarts the supervisor of its dead-letter workers. The supervisor gives up
 # when a worker starts after its queue was deleted, which can happen on a busy machine. From then on
 # the node closes the connection (541, without a text) of everyone who declares a queue with
@@ -76,7 +76,7 @@ def _start_epmd(stack: ExitStack, port: int) -> None:
 
 
 def _is_about_a_crash(line: str) -> bool:
-    """Tell the lines of a crash from refused operations, which tests cause by the hundred."""
+    """Whether lines are about a crash; refused operations, which tests cause often, are not."""
     return "[error]" in line and "Channel error on" not in line and "channel exception" not in line
 
 
@@ -135,7 +135,7 @@ class Node:
             )
 
     def wait(self) -> None:
-        """Return when it takes connections."""
+        """Return when the node accepts connections."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self._process is not None
@@ -150,7 +150,7 @@ class Node:
         raise RuntimeError(f"{self.name} did not start:\n{self._log.read_text(errors='replace')}")
 
     def start(self) -> None:
-        """Start the process, and return when it takes connections."""
+        """Start the process, and return when the node accepts connections."""
         self.launch()
         self.wait()
 
@@ -167,7 +167,7 @@ class Node:
         pause_process(self._process.pid)
 
     def resume(self) -> None:
-        """Let the process go on."""
+        """Let the process continue."""
         if self._process is not None:
             resume_process(self._process.pid)
 
@@ -186,14 +186,14 @@ class Node:
         return done.stdout
 
     def crash_reports(self) -> str:
-        """Return what the node's log says about crashes, the newest last."""
+        """Return the crash reports in the node's log, the newest last."""
         if not self._reports.exists():
             return ""
         lines = self._reports.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if _is_about_a_crash(line))
 
     def stop(self) -> None:
-        """End the process in order, by force when it does not end."""
+        """Stop the node; kill its process if it does not end."""
         if self._process is None:
             return
         self.resume()
@@ -257,6 +257,6 @@ class RabbitBroker:
     def connection_string(
         self, *, name: str = "rabbit", vhost: str = "", user: str = "guest", password: str = GUEST
     ) -> str:
-        """Return where it is, with all its nodes."""
+        """Return the connection string of the broker, with all its nodes."""
         hosts = ",".join(f"{LOOPBACK}:{node.port}" for node in self.nodes)
         return f"Endpoint=amqp://{hosts}/{vhost};Name={name};UserName={user};Password={password}"

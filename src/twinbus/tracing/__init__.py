@@ -1,13 +1,13 @@
 """Traces: a hook that clients, pairing and syphon call if traces are enabled.
 
-`hook` is None until `enable` is called, and then nothing of OpenTelemetry is imported: an operation
-pays for one comparison. `enable` replaces it by a SpanRecorder (recorder.py), which needs the extra
-`otel`. The hook is a module variable and not a part of a factory, because the SDK of OpenTelemetry
-has one tracer provider per process as well.
+Until `enable` is called, `hook` is None, nothing of OpenTelemetry is imported, and an operation
+costs one additional comparison. `enable` sets it to a SpanRecorder (recorder.py), which needs the
+extra `otel`. The hook is a module variable and not a part of a factory, because the SDK of
+OpenTelemetry has one tracer provider per process as well.
 
-Processes that an application does not start itself need a function that sets their tracer provider
-up. `TWINBUS_TRACING` names it, as `module:function`. Commands read the variable at their start; the
-syphon reads it where it is started, and passes it to its workers on any machine.
+Processes that an application does not start itself need a function that sets up their tracer
+provider. `TWINBUS_TRACING` names it, as `module:function`. Commands read the variable at their
+start; the syphon reads it in the process that starts it, and passes the name to its workers.
 """
 
 import logging

@@ -12,8 +12,8 @@ A send puts its context into the properties of its messages as W3C Trace Context
 `tracestate`, and `Diagnostic-Id` where SDKs of Service Bus may receive them. A message that has a
 context keeps it. Diverting and bringing home leave properties as they are, so the context arrives.
 
-A batch may hold messages of many traces. A receive or settlement is one span with links to all of
-them. A divert or drain is one span in the trace of each message, so that each trace is complete.
+A batch may contain messages of many traces. A receive or settlement is one span with links to all
+of them. A divert or drain is one span in the trace of each message, so that each trace is complete.
 `MAX_TRACED_CONTEXTS` limits the links and the spans of one batch. This is the only
 module that imports OpenTelemetry. Any thread may call it.
 """
