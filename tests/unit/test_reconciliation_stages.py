@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from twinbus.cost.answers import EntityTransfers
 from twinbus.cost.detours import answer
-from twinbus.cost.exchange import Tally
+from twinbus.cost.exchange import Counts
 from twinbus.cost.facts import Account, Facts, accounts_of, facts_in, ledger_of
 from twinbus.cost.identities import look_up
 from twinbus.cost.pieces import FilePiece, cut
@@ -96,7 +96,7 @@ def reconciled(pieces: list[Rows], buckets: int) -> Result:
         answer(sorted(own, key=lambda item: item[0]), facts, 10**6)
         for own in shuffled(found, buckets, lambda key: int(key[0]))
     ]
-    tally = Tally()
+    tally = Counts()
     for one in answers:
         tally.add(one.tally)
     statuses: Counter[tuple[int, str]] = Counter()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.cost.answers import EntityTransfers
-from twinbus.cost.exchange import DEAD, HOME, SCHEMAS, Content, Kind, Tally, tables_of
+from twinbus.cost.exchange import DEAD, HOME, SCHEMAS, Content, Counts, Kind, tables_of
 from twinbus.cost.facts import Facts, integers
 from twinbus.cost.identities import ANYWHERE, KeyedItem
 from twinbus.cost.suspects import in_order, sample
@@ -28,19 +28,19 @@ _DIRECT_BYTES = 16  # of a row
 
 
 @dataclass(slots=True)
-class Answer:
+class Findings:
     """What a task of the last stage has found."""
 
-    tally: Tally = field(default_factory=Tally)
+    tally: Counts = field(default_factory=Counts)
     transfers: list[EntityTransfers] = field(default_factory=list)
     suspects: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
     suspect_count: int = 0  # of all; `suspects` has only the first
     sample: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
 
 
-def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> Answer:
+def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> Findings:
     """Return what the items come to; those of a destination come together, sorted by kind."""
-    found = Answer()
+    found = Findings()
     suspects = []
     for destination, own in itertools.groupby(items, key=lambda item: item[0][0]):
         contents = (item[1] for item in own)
@@ -48,7 +48,7 @@ def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> Answer:
             found.transfers.append(_summary(contents, facts))
             continue
         for _, content in contents:
-            if isinstance(content, Tally):
+            if isinstance(content, Counts):
                 found.tally.add(content)
             else:
                 suspects.append(content)
@@ -59,7 +59,7 @@ def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> Answer:
 
 
 def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers:
-    parts: dict[int, list[bytes | Tally]] = {Kind.DELIVERY: [], Kind.DIVERTED: []}
+    parts: dict[int, list[bytes | Counts]] = {Kind.DELIVERY: [], Kind.DIVERTED: []}
     direct: list[Content] = []
     for item in items:
         if item[0] == Kind.DIRECT:
@@ -92,7 +92,7 @@ def _percentiles(ordered: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return found
 
 
-def _behind(diverted: pa.Table, direct: Iterable[bytes | Tally]) -> Int64s:
+def _behind(diverted: pa.Table, direct: Iterable[bytes | Counts]) -> Int64s:
     """Return how many later messages arrived before each diverted message."""
     at, first, sent, turn = (integers(column) for column in diverted.columns)
     by_arrival, by_sending = np.lexsort((first, at)), np.lexsort((turn, sent))
@@ -110,9 +110,9 @@ def _behind(diverted: pa.Table, direct: Iterable[bytes | Tally]) -> Int64s:
     return behind
 
 
-def _chunks(direct: Iterable[bytes | Tally]) -> Iterator[pa.Table]:
+def _chunks(direct: Iterable[bytes | Counts]) -> Iterator[pa.Table]:
     """Yield tables of many rows, but not of all."""
-    pending: list[bytes | Tally] = []
+    pending: list[bytes | Counts] = []
     size = 0
     for content in direct:
         pending.append(content)

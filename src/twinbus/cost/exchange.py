@@ -103,7 +103,7 @@ DEAD, HOME = 0, 1  # results of a transfer
 
 
 @dataclass(slots=True)
-class Tally:
+class Counts:
     """What tasks have counted; small."""
 
     statuses: Counter[tuple[int, int]] = field(default_factory=Counter)  # by queue and status
@@ -112,7 +112,7 @@ class Tally:
     delays: Int64s = field(default_factory=lambda: np.zeros(DELAY_STEPS, np.int64))
     drained: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # of each outage
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "Counts") -> None:
         """Add what another task has counted."""
         self.statuses.update(other.statuses)
         self.diverted += other.diverted
@@ -123,15 +123,15 @@ class Tally:
             self.drained = np.maximum(own, other.drained)
 
 
-Content = tuple[int, bytes | Tally]  # a kind, and a packed table of it
+Content = tuple[int, bytes | Counts]  # a kind, and a packed table of it
 Item = tuple[int, Content]  # with its bucket
 
 
-class Inbox:
+class TaskTables:
     """The tables that a task got, by kind."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self._found: dict[int, list[bytes | Tally]] = {}
+        self._found: dict[int, list[bytes | Counts]] = {}
         for _, (kind, content) in items:
             self._found.setdefault(kind, []).append(content)
 
@@ -146,7 +146,7 @@ class Inbox:
                 yield kind, content
 
 
-def tables_of(contents: Iterable[bytes | Tally], kind: Kind) -> pa.Table:
+def tables_of(contents: Iterable[bytes | Counts], kind: Kind) -> pa.Table:
     """Return packed tables of a kind as one."""
     return unpacked([content for content in contents if isinstance(content, bytes)], SCHEMAS[kind])
 

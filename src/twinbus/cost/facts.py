@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from twinbus import compute as pc
 from twinbus.cost.answers import PulledQueue
-from twinbus.cost.outages import Outage, outages_of, pulled_queues, transitions_in
+from twinbus.cost.outages import ObservedOutage, outages_of, pulled_queues, transitions_in
 from twinbus.cost.pieces import Piece
 from twinbus.entities import BACKLOG_INFIX, DEAD_LETTER_SUFFIX
 from twinbus.ledger import (
@@ -264,7 +264,7 @@ class Facts:
     accounts: Sequence[Account]
     queues: Mapping[int, QueueFacts]
     texts: Sequence[str]  # paths, also in lower case, and entities; an index is a code
-    outages: Sequence[Outage]
+    outages: Sequence[ObservedOutage]
     pulled: Sequence[PulledQueue]
     coverage: Mapping[int, Coverage]  # by the code of an entity
     moved_to: frozenset[int]  # codes of paths in lower case, to which messages were moved
@@ -278,9 +278,9 @@ class Facts:
         accounts: Sequence[Account],
     ) -> "Facts":
         """Derive the facts from what tasks have found with these accounts."""
-        grouped = pa.concat_tables([one.grouped for one in aggregates])
-        moves = pa.concat_tables([one.moves for one in aggregates])
-        transitions = transitions_in([one.transitions for one in aggregates])
+        grouped = pa.concat_tables([aggregate.grouped for aggregate in aggregates])
+        moves = pa.concat_tables([aggregate.moves for aggregate in aggregates])
+        transitions = transitions_in([aggregate.transitions for aggregate in aggregates])
         rows = grouped.to_pylist()
         paths = {row["path"] for row in rows}
         for name in ("path", "queue"):
@@ -352,10 +352,10 @@ class Facts:
         return self.accounts[ledger_of(key)]
 
     @property
-    def whole(self) -> Coverage | None:
+    def total_coverage(self) -> Coverage | None:
         """The time that the ledgers of all entities cover; None without an entity."""
-        every = self.coverage.values()
-        return reduce(Coverage.with_other, every) if every else None
+        coverages = self.coverage.values()
+        return reduce(Coverage.with_other, coverages) if coverages else None
 
 
 NO_FACTS = QueueFacts("", is_deleted=False, first_accepted=None, first_record=None)

@@ -15,11 +15,11 @@ from twinbus.cost.exchange import (
     HOME,
     SCHEMAS,
     Content,
+    Counts,
     Hashes,
-    Inbox,
     Item,
     Kind,
-    Tally,
+    TaskTables,
     mixed,
     text_hashes,
 )
@@ -49,12 +49,12 @@ def look_up(items: Iterable[Item], facts: Facts) -> Iterator[KeyedItem]:
     """Answer what was asked about the messages of a bucket."""
     items = list(items)
     nowhere = ANYWHERE - (items[0][0] if items else 0)  # so that these are not all in one bucket
-    inbox = Inbox(items)
+    inbox = TaskTables(items)
     rows, transfers = inbox.take(Kind.MESSAGE), inbox.take(Kind.TRANSFER)
     for kind, content in inbox.passed_on():
         yield (nowhere, kind), (kind, content)
     found = Messages(rows, transfers, facts)
-    tally = Tally()
+    tally = Counts()
     for suspects in (found.doubled(), found.lost(tally), found.left(), found.not_home()):
         if suspects.num_rows:
             yield (nowhere, Kind.SUSPECT), (Kind.SUSPECT, packed(suspects))
@@ -125,7 +125,7 @@ class Messages:
         accepted = np.maximum.reduceat(at[order], starts)[is_more]
         return self._suspects(which[order[starts[is_more]]], DOUBLED, last, accepted)
 
-    def lost(self, tally: Tally) -> pa.Table:
+    def lost(self, tally: Counts) -> pa.Table:
         """Return the messages that were lost with a log and were not accepted again."""
         is_lost, is_again = self._has(IS_LOST), self._has(IS_AGAIN)
         _, queue = np.unique(self._paths_of_queues(), return_inverse=True)

@@ -36,7 +36,7 @@ _BASES = tuple(Basis)
 
 
 @dataclass(frozen=True, slots=True)
-class Metered:
+class MeteredSums:
     """What a task has added up."""
 
     staged: pa.Table
@@ -44,7 +44,7 @@ class Metered:
     ends: int | None
 
 
-def add_up(pieces: Iterable[Piece], sheet: PriceSheet, ledgers: Sequence[str]) -> Metered:
+def add_up(pieces: Iterable[Piece], sheet: PriceSheet, ledgers: Sequence[str]) -> MeteredSums:
     """Add up pieces of ledgers of operations, as a price sheet bills them."""
     pending: list[pa.Table] = []
     count, begins, ends = 0, None, None
@@ -62,7 +62,7 @@ def add_up(pieces: Iterable[Piece], sheet: PriceSheet, ledgers: Sequence[str]) -
             if count >= REPORT_PARTITION_ROWS:
                 pending = [summed(pending)]
                 count = len(pending[0])
-    return Metered(summed(pending), begins, ends)
+    return MeteredSums(summed(pending), begins, ends)
 
 
 def summed(tables: Sequence[pa.Table], keys: Sequence[str] = KEYS) -> pa.Table:
@@ -83,7 +83,7 @@ def _staged(table: pa.Table, bucket: Int64s, sheet: PriceSheet, ledger: str) -> 
     basis, stage, stages = _rules_of(table, sheet)
     billed = np.select(
         [basis == at for at in range(len(_BASES))],
-        [integers(table.column(one.value)) for one in _BASES],
+        [integers(table.column(base.value)) for base in _BASES],
     )
     days = bucket // DAY_US
     width = max(len(stages), 1)

@@ -32,7 +32,7 @@ OUTAGES = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class ObservedOutage:
     """A failover of an entity, as one process observed it. Times are microseconds."""
 
     primary: str
@@ -77,14 +77,14 @@ def transitions_in(tables: Iterable[pa.Table]) -> pa.Table:
     return found.group_by(schema.names, use_threads=False).aggregate([]).select(schema.names)
 
 
-def outages_of(transitions: pa.Table) -> list[Outage]:
+def outages_of(transitions: pa.Table) -> list[ObservedOutage]:
     """Return the outages of all entities, in the order of their time."""
     rows = sorted(
         (row for row in _rows(transitions) if row["event"] in (_FAILED_OVER, _RETURNED)),
         key=lambda row: (*_observer(row), row["at"]),
     )
     found = {outage for _, own in groupby(rows, _observer) for outage in _of_entity([*own])}
-    return sorted(found, key=lambda one: (one.failed_over or 0, one.path, one.process))
+    return sorted(found, key=lambda outage: (outage.failed_over or 0, outage.path, outage.process))
 
 
 def _rows(transitions: pa.Table) -> Iterator[dict[str, Any]]:
@@ -99,7 +99,7 @@ def _observer(row: Mapping[str, Any]) -> tuple[str, str, str]:
     return row["primary"] or "", row["process"] or "", row["path"] or ""
 
 
-def _of_entity(rows: Sequence[Mapping[str, Any]]) -> Iterator[Outage]:
+def _of_entity(rows: Sequence[Mapping[str, Any]]) -> Iterator[ObservedOutage]:
     for before, row, after in zip([None, *rows], rows, [*rows[1:], None], strict=False):
         is_start = row["event"] == _FAILED_OVER
         # An entity that returned without a failover has failed over before the first day.
@@ -107,7 +107,7 @@ def _of_entity(rows: Sequence[Mapping[str, Any]]) -> Iterator[Outage]:
             continue
         end = after if is_start else row
         back = end if end is not None and end["event"] == _RETURNED else {}
-        yield Outage(
+        yield ObservedOutage(
             *_observer(row),
             row["at"] if row["since"] is None else row["since"],
             row["at"] if is_start else row["since"],
@@ -126,7 +126,11 @@ def pulled_queues(transitions: pa.Table) -> list[PulledQueue]:
 
 
 def drained_in(
-    outages: Sequence[Outage], paths: Sequence[str], where: Int64s, accepted: Int64s, moved: Int64s
+    outages: Sequence[ObservedOutage],
+    paths: Sequence[str],
+    where: Int64s,
+    accepted: Int64s,
+    moved: Int64s,
 ) -> Int64s:
     """Return when the last message of each outage was home; -1: none is.
 

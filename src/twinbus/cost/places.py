@@ -22,10 +22,10 @@ from twinbus.cost.exchange import (
     DEAD,
     HOME,
     SCHEMAS,
-    Inbox,
+    Counts,
     Item,
     Kind,
-    Tally,
+    TaskTables,
     by_bucket,
     mixed,
     text_hashes,
@@ -224,10 +224,10 @@ def _transfers(table: pa.Table, piece: Piece, facts: Facts) -> pa.Table:
 
 def decide(items: Iterable[Item], facts: Facts, buckets: int) -> Iterator[Item]:
     """Decide about every place of a bucket; ask the buckets of message ids what needs an id."""
-    inbox = Inbox(items)
+    inbox = TaskTables(items)
     transfers = _once(inbox.take(Kind.TRANSFER))
     bucket = Bucket(inbox.take(Kind.ACCEPTED), inbox.take(Kind.INTERVAL), facts)
-    tally = Tally()
+    tally = Counts()
     bucket.count(tally)
     count_transfers(transfers, facts, tally)
     yield 0, (Kind.TALLY, tally)
@@ -267,7 +267,7 @@ def _once(transfers: pa.Table) -> pa.Table:
     return transfers.take(pa.array(order[is_first]))
 
 
-def count_transfers(transfers: pa.Table, facts: Facts, tally: Tally) -> None:
+def count_transfers(transfers: pa.Table, facts: Facts, tally: Counts) -> None:
     """Count transfers over time, and by their delay."""
     if facts.span is None or not transfers.num_rows:
         return
@@ -374,7 +374,9 @@ class _QueueColumns:
             _numbers((queue.first_accepted for queue in queues), NOTHING),
             _numbers((queue.first_record for queue in queues), NOTHING),
             _numbers((account.gap_record for account in accounts), -1),
-            _numbers((None if one.stock is None else one.stock[1] for one in accounts), -1),
+            _numbers(
+                (None if account.stock is None else account.stock[1] for account in accounts), -1
+            ),
             np.array([facts.codes[queue.path] for queue in queues], np.int64),
         )
 
@@ -515,7 +517,7 @@ class Bucket:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def count(self, tally: Tally) -> None:
+    def count(self, tally: Counts) -> None:
         """Count the places of each queue by status."""
         width = len(STATUSES)
         is_counted = self._status != _NOT_COUNTED
@@ -610,14 +612,14 @@ class Bucket:
 
     def _left(self, transfers: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which messages left the backlog without a row of a transfer."""
-        whole = self._facts.whole
+        coverage = self._facts.total_coverage
         found: npt.NDArray[np.bool_] = self._queues.is_backlog[self._queue]
         found = found & (self._status == CODES[COMPLETED])
-        if whole is None or not found.any():
+        if coverage is None or not found.any():
             return np.zeros(len(found), bool)
-        found &= self._ended <= whole.until
-        if whole.gap_end is not None:
-            found &= self._at > whole.gap_end
+        found &= self._ended <= coverage.until
+        if coverage.gap_end is not None:
+            found &= self._at > coverage.gap_end
         paths = self._facts.lower[self._queues.paths]
         moved_from = integers(transfers.column("queue"))
         numbers = integers(transfers.column("sequence_number"))

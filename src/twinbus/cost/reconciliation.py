@@ -38,7 +38,7 @@ from pyspark.sql import SparkSession
 
 from twinbus.cost.answers import EntityTransfers, PulledQueue
 from twinbus.cost.detours import answer
-from twinbus.cost.exchange import Tally
+from twinbus.cost.exchange import Counts
 from twinbus.cost.facts import (
     MESSAGE_COLUMNS,
     TRANSFER_COLUMNS,
@@ -50,7 +50,7 @@ from twinbus.cost.facts import (
     ledger_of,
 )
 from twinbus.cost.identities import KeyedItem, look_up
-from twinbus.cost.outages import Outage
+from twinbus.cost.outages import ObservedOutage
 from twinbus.cost.places import STATUSES, decide, scatter
 from twinbus.cost.sources import pieces_of, task_count
 from twinbus.cost.survey import Survey
@@ -90,15 +90,15 @@ class Reconciliation:
             lambda items: [answer(items, facts, most)]
         ).collect()
         self._range_rows = max(LOCAL_ROWS, 1)
-        self.tally = Tally()
-        for one in self._answers:
-            self.tally.add(one.tally)
+        self.tally = Counts()
+        for findings in self._answers:
+            self.tally.add(findings.tally)
 
     def _read_facts(self) -> Facts:
         """Aggregate what the ledgers state; once more if some rows are not about current logs."""
         accounts = [Account() for _ in self._survey.ledgers]
         found = self._aggregate(accounts)
-        statements = pa.concat_tables([one.statements for one in found])
+        statements = pa.concat_tables([findings.statements for findings in found])
         stated = accounts_of(statements, len(accounts))
         if not all(account.is_plain for account in stated):
             found = self._aggregate(stated)
@@ -154,10 +154,10 @@ class Reconciliation:
 
     def transfers(self) -> list[EntityTransfers]:
         """Return what became of diverted messages, by destination."""
-        found = [own for one in self._answers for own in one.transfers]
+        found = [own for findings in self._answers for own in findings.transfers]
         return sorted(found, key=lambda own: (own.path is not None, own.path or ""))
 
-    def outages(self) -> Iterator[tuple[Outage, int | None]]:
+    def outages(self) -> Iterator[tuple[ObservedOutage, int | None]]:
         """Yield the outages, and when the last diverted message of each was home."""
         outages = self._facts.outages
         drained = [None if at < 0 else at for at in self.tally.drained.tolist()]
@@ -180,17 +180,19 @@ class Reconciliation:
     @property
     def suspect_count(self) -> int:
         """The number of messages that are not accounted for."""
-        return sum(one.suspect_count for one in self._answers)
+        return sum(findings.suspect_count for findings in self._answers)
 
     def suspects(self) -> Iterator[pa.Table]:
         """Yield all messages that are not accounted for, in order, in tables of bounded size."""
-        if self.suspect_count == sum(len(one.suspects) for one in self._answers):
-            tables = [one.suspects for one in self._answers]
+        if self.suspect_count == sum(len(findings.suspects) for findings in self._answers):
+            tables = [findings.suspects for findings in self._answers]
             yield self._named(in_order(pa.concat_tables(tables), self._facts))
             return
         facts = self._facts
         bounds = range_bounds(
-            [one.sample for one in self._answers], -(-self.suspect_count // self._range_rows), facts
+            [findings.sample for findings in self._answers],
+            -(-self.suspect_count // self._range_rows),
+            facts,
         )
         ranges = (
             self._results.mapPartitions(lambda items: by_range(items, bounds, facts))

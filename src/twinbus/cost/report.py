@@ -232,8 +232,8 @@ class _ReportJob:
         for start in range(0, count, step):
             tasks = range(start, min(start + step, count))
             found = context.runJob(metered, list, tasks)
-            staged = summed([staged, *(one.staged for one in found)])
-            moments += [at for one in found for at in (one.begins, one.ends) if at is not None]
+            staged = summed([staged, *(sums.staged for sums in found)])
+            moments += [at for sums in found for at in (sums.begins, sums.ends) if at is not None]
         report = self._report
         report.begins = min(moments) / 1e6 if moments else None
         report.ends = max(moments) / 1e6 if moments else None

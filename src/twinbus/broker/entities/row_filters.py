@@ -94,8 +94,8 @@ def _condition(node: exp.Expression, parameters: Mapping[str, Any]) -> _Evaluate
         return lambda message: _opposite(inner(message))
     if type(node) in _COMPARISONS:
         compare = _COMPARISONS[type(node)]
-        one, other = _value(node.this, parameters), _value(node.expression, parameters)
-        return lambda message: compare_values(compare, one(message), other(message))
+        left, right = _value(node.this, parameters), _value(node.expression, parameters)
+        return lambda message: compare_values(compare, left(message), right(message))
     if isinstance(node, exp.In):
         return _membership(node, parameters)
     if isinstance(node, (exp.Like, exp.Escape)):
