@@ -28,7 +28,7 @@ _DIRECT_BYTES = 16  # of a row
 
 
 @dataclass(slots=True)
-class Findings:
+class TaskFindings:
     """What a task of the last stage has found."""
 
     tally: Counts = field(default_factory=Counts)
@@ -38,9 +38,9 @@ class Findings:
     sample: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
 
 
-def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> Findings:
+def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> TaskFindings:
     """Return what the items come to; those of a destination come together, sorted by kind."""
-    found = Findings()
+    found = TaskFindings()
     suspects = []
     for destination, own in itertools.groupby(items, key=lambda item: item[0][0]):
         contents = (item[1] for item in own)
