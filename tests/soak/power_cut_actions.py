@@ -370,7 +370,7 @@ class Applications:
 
         def done(_: None) -> None:
             for hold, fate in moved:
-                self._model.moves(hold.copy, fate, self._machine.record)
+                self._model.moves(hold.copy, fate)
             for hold in holds:
                 if hold.copy.latest is Fate.DEFERRED and hold.message.sequence_number is not None:
                     self._deferred[hold.copy] = hold.message.sequence_number
@@ -473,7 +473,7 @@ class Applications:
 
         def done(_: None) -> None:
             for copy, fate in copies:
-                self._model.moves(copy, fate, self._machine.record)
+                self._model.moves(copy, fate)
 
         def unknown() -> None:
             for copy, fate in copies:

@@ -1,9 +1,9 @@
 """What a broker acknowledged, as an exact small model, and what a disk may hold after a power cut.
 
 Each copy of a message (one per queue or subscription) has a set of fates it may have on the disk.
-An acknowledged send leaves one fate. A settlement is answered before it is on the disk, so it
-adds a fate; the old one is dropped when the log has written a record since. A request without an
-answer adds a fate that stays until somebody looks at the disk.
+An acknowledged send or settlement leaves one fate. A request without an answer adds a fate that
+stays until somebody looks at the disk. What is seen in memory is on the disk when the log has
+written a record since.
 """
 
 from collections import Counter
@@ -145,11 +145,9 @@ class Model:
             copy.is_enqueued = None
             self.may_be(copy, copy.first_fate)
 
-    def moves(self, copy: Copy, fate: Fate, record: int) -> None:
-        """Note an acknowledged settlement that the next record makes durable."""
-        copy.possible = copy.possible | {fate}
-        copy.latest, copy.is_sure, copy.since = fate, True, record
-        self._pending.add(copy)
+    def moves(self, copy: Copy, fate: Fate) -> None:
+        """Note an acknowledged settlement."""
+        self.is_durable(copy, fate)
         self.settled += 1
 
     def may_be(self, copy: Copy, fate: Fate) -> None:
