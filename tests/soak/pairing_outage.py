@@ -22,6 +22,7 @@ from tests.soak.pairing_site import (
     AT_ONCE,
     BACKLOG_QUEUES,
     CLIENTS,
+    HASTY,
     PATIENT,
     PING_INTERVAL,
     POLICY,
@@ -237,7 +238,7 @@ def throttled(seed: int) -> Outcome:
     """Send more than the primary takes: clients with time wait, clients without get an error."""
     outcome = Outcome("busy primary")
     with twins_at_work(seed, "[limits]\nentity_operations_per_second = 40") as twins:
-        hasty, patient = twins.join(Terms()), twins.join(Terms(policy=PATIENT))
+        hasty, patient = twins.join(Terms(policy=HASTY)), twins.join(Terms(policy=PATIENT))
         courier = patient.factory.courier
         now_us = courier.clock.now_us
         before = sends_to_secondary(twins)

@@ -49,6 +49,9 @@ POLICY = RetryPolicy(
 PATIENT = replace(  # outwaits a busy server
     POLICY, operation_timeout=timedelta(seconds=30), try_timeout=timedelta(seconds=30)
 )
+HASTY = replace(  # gives up on ServerBusy, which lasts 10 seconds, but not on a busy machine
+    POLICY, operation_timeout=timedelta(seconds=8), try_timeout=timedelta(seconds=8)
+)
 AT_ONCE = timedelta(0)
 PING_INTERVAL = timedelta(seconds=1)
 R = TypeVar("R")

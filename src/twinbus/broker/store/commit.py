@@ -130,6 +130,7 @@ class Commit:
     def __init__(self, first_batch: int, kept: Entries | None = None) -> None:
         self.first_batch = first_batch
         self.kept = Entries() if kept is None else kept
+        self._inherited = self.kept.count if kept else 0
         self.tentative = Entries()
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
@@ -239,6 +240,11 @@ class Commit:
     def can_wait(self) -> bool:
         """Whether it has only entries that need not be durable yet."""
         return not (self.must_sync or self.tentative or self.history or self.effects)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether this turn has entries about what already happened in memory."""
+        return self.kept.count > self._inherited
 
     @property
     def frees_space(self) -> bool:

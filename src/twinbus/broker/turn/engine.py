@@ -340,6 +340,8 @@ class Engine:
 
     def _finish(self, commit: Commit, requests: Sequence[Request]) -> bool:
         """Write a commit and answer; return whether the log did not refuse it."""
+        if not (commit.must_sync or commit.has_settled):
+            self._answer(commit)  # it only read; entries of earlier turns may still be refused
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # do not add load to a log with trouble
             self._delayed_replies += commit.replies
