@@ -240,7 +240,8 @@ def test_it_notices_a_healthy_send_that_costs_more(monkeypatch: pytest.MonkeyPat
 
 def test_it_notices_factories_that_do_not_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "after_state", lambda partnership, *_: partnership)
-    monkeypatch.setattr("twinbus.pairing.pairing.SendAvailabilityPairing._end", lambda *_, **__: None)
+    ending = "twinbus.pairing.pairing.SendAvailabilityPairing._end"
+    monkeypatch.setattr(ending, lambda *_, **__: None)
     assert "G8" in broken_guarantees()
 
 
