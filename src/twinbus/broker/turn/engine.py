@@ -3,12 +3,11 @@
     turn:  tick (timers) -> execute (commands) -> serve (waiting requests)
            -> append and sync one record -> answer
 
-Replies wait for the disk if the turn wrote something on which a caller relies; settlements alone
-are answered first and are written with the sync that follows. When the log refuses a record,
-changes that already happened in memory are kept for the next record, sends go to the spill store
-(spilling.py), and settlements are answered when they are written. When the engine finds its own
-state inconsistent, it writes a diagnostic bundle and reads its log again (healing.py, recovery.py).
-A command that raises does not cause this: only this command fails (isolation.py).
+Replies wait for the disk, unless the turn only read. When the log refuses a record, changes that
+already happened in memory are kept for the next record, sends go to the spill store (spilling.py),
+and settlements are answered when they are written. When the engine finds its own state
+inconsistent, it writes a diagnostic bundle and reads its log again (healing.py, recovery.py). A
+command that raises does not cause this: only this command fails (isolation.py).
 
 The writer (writer.py) calls the engine, from the thread that has the turn.
 """
