@@ -1,12 +1,16 @@
-"""What the connections of one key may make a server keep, and how quickly clients must read."""
+"""Which connections a server closes, what those of a key may use, how quickly they must read."""
 
+import asyncio
 from typing import Any
+
+import pytest
 
 from twinbus.connection import Token, sign_token
 from twinbus.limits import MANAGE_RESERVE, SECOND_US
 from twinbus.protocol.access import Admission
 from twinbus.protocol.keys import Claim, SharedAccessKey
-from twinbus.server.attendance import ByteShares
+from twinbus.server import attendance
+from twinbus.server.attendance import Attendance, ByteShares
 from twinbus.server.client_connection import ReadingRate
 
 SHARE, MOST = 100, 300
@@ -88,3 +92,51 @@ def test_a_client_that_has_read_everything_has_made_no_pause() -> None:
     rate = ReadingRate(0)
     assert rate.pause_us(5, 1, 0, 10) == 0
     assert rate.pause_us(7, 1, 1, 10) == 2
+
+
+class _Line(asyncio.Transport):
+    """A transport that records whether it was aborted."""
+
+    is_aborted = False
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def test_a_connection_that_was_closed_while_it_arrived_displaces_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_STRANGERS", 2)
+    door = Attendance(10, lambda _: None)
+    lines = [_Line() for _ in range(3)]
+
+    async def arrive() -> None:
+        tasks = [asyncio.create_task(asyncio.Event().wait()) for _ in lines]
+        for task in tasks:
+            door.note_arrival(task, "127.0.0.1")  # type: ignore[arg-type]
+        for task, line in zip(tasks, lines, strict=True):
+            door.note_protocol(task, asyncio.Protocol(), line)  # type: ignore[arg-type]
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(arrive())
+    assert [line.is_aborted for line in lines] == [True, False, False]
+
+
+def test_the_oldest_stranger_is_closed_whenever_it_got_its_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_STRANGERS", 2)
+    door = Attendance(10, lambda _: None)
+    first, second, third = (_Line() for _ in range(3))
+
+    async def arrive() -> None:
+        task = asyncio.create_task(asyncio.Event().wait())
+        door.note_arrival(task, "127.0.0.1")  # type: ignore[arg-type]
+        door.note_stranger(asyncio.Protocol(), second, "127.0.0.1")
+        door.note_protocol(task, asyncio.Protocol(), first)  # type: ignore[arg-type]
+        door.note_stranger(asyncio.Protocol(), third, "127.0.0.1")
+        task.cancel()
+
+    asyncio.run(arrive())
+    assert [line.is_aborted for line in (first, second, third)] == [True, False, False]

@@ -14,6 +14,7 @@ in the loop of the door.
 """
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -43,6 +44,7 @@ class Visitor:
 
     address: str
     close: Callable[[], object]  # closes the connection at once
+    arrival: int  # counts up: the lowest number is the oldest connection
     transport: asyncio.Transport | None = None  # None until the connection has a protocol
     admission: Admission | None = None  # of a reader
 
@@ -97,7 +99,8 @@ class Attendance:
     def __init__(self, max_connections: int, on_refused: Callable[[str], None]) -> None:
         self.max_connections = max_connections
         self.clients: set[ClientConnection] = set()  # with a verified token
-        self.strangers: dict[object, Visitor] = {}  # by task or protocol, oldest first
+        self.strangers: dict[object, Visitor] = {}  # by task or protocol
+        self._arrivals = itertools.count()
         self.readers: dict[object, Visitor] = {}  # HTTP connections that have shown a valid token
         self.by_key: Counter[str] = Counter()  # connections
         self.by_address: Counter[str] = Counter()
@@ -122,13 +125,28 @@ class Attendance:
 
     def note_arrival(self, task: "asyncio.Task[None]", address: str) -> None:
         """Count a connection that has no protocol yet; cancelling its task closes it."""
-        self._note_stranger(task, Visitor(address, task.cancel))
+        self._note_stranger(task, Visitor(address, task.cancel, next(self._arrivals)))
+
+    def note_protocol(
+        self,
+        task: "asyncio.Task[None]",
+        stranger: asyncio.BaseProtocol,
+        transport: asyncio.Transport,
+    ) -> None:
+        """Count an arrival by its first protocol; close it if its task was cancelled meanwhile."""
+        visitor = self.strangers.pop(task, None)
+        if visitor is None:
+            transport.abort()
+            return
+        self.strangers[stranger] = replace(visitor, close=transport.abort, transport=transport)
 
     def note_stranger(
         self, stranger: asyncio.BaseProtocol, transport: asyncio.Transport, address: str
     ) -> None:
         """Count a connection without a token."""
-        self._note_stranger(stranger, Visitor(address, transport.abort, transport))
+        self._note_stranger(
+            stranger, Visitor(address, transport.abort, next(self._arrivals), transport)
+        )
 
     def _note_stranger(self, stranger: object, visitor: Visitor) -> None:
         self.strangers[stranger] = visitor
@@ -172,7 +190,8 @@ class Attendance:
         for visitor, name in names:
             by_name.setdefault(name, []).append(visitor)
         crowd = max(by_name.values(), key=len)
-        visitors.pop(crowd[0]).close()
+        oldest = min(crowd, key=lambda visitor: visitors[visitor].arrival)
+        visitors.pop(oldest).close()
         self._on_refused(reason)
 
     def forget(self, connection: object) -> None:

@@ -219,8 +219,7 @@ class _FirstBytes(asyncio.Protocol):
         """Start the timeout for the first bytes."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._attendance.forget(self._arrival)
-        self._attendance.note_stranger(self, transport, self._address)
+        self._attendance.note_protocol(self._arrival, self, transport)
         seconds = AUTHENTICATION_US / SECOND_US
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
