@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import trustme
 
 from tests.namespaces import ROOT, door_of
@@ -12,6 +13,7 @@ from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
 from twinbus.namespace.embedded import EmbeddedNamespace
 
+PATIENCE_S = 30.0  # for the end of a receive: the service is on the same busy machine
 # The SDK drops the sockets of refused and of lost connections without closing them.
 DROPPED = (
     "ignore:unclosed <s:ResourceWarning",
@@ -35,7 +37,11 @@ def service_bus(
     namespace: EmbeddedNamespace, clock: ManualClock, certificate: Certificate, name: str = ""
 ) -> Iterator[ConnectionString]:
     """Give the connection string of a door: AMQP without TLS, and administration with it."""
-    with door_of(namespace, clock, tls=certificate.context, local_may_be_plain=True) as door:
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        door_of(namespace, clock, tls=certificate.context, local_may_be_plain=True) as door,
+    ):
+        patched.setattr("twinbus.namespace.azure_receiving.AZURE_DRAIN_S", PATIENCE_S)
         named = f"Name={name};" if name else ""
         yield ConnectionString.parse(
             f"Endpoint=sb://localhost:{door.port};{named}SharedAccessKeyName={ROOT.name};"

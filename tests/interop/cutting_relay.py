@@ -1,7 +1,8 @@
-"""A relay that cuts or silences connections.
+"""A relay that cuts, silences or delays connections.
 
 It cuts a connection at the first word of a client after the server has sent much. It silences
-connections as a firewall or a NAT does: both ends stay connected, and nothing passes any more.
+connections as a firewall or a NAT does: both ends stay connected, and nothing passes any more. It
+delays the flow frame with which a server ends a drain.
 """
 
 import socket
@@ -10,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _EMPTY_FRAME = bytes((0, 0, 0, 8, 2, 0, 0, 0))  # of AMQP
+_FLOW = b"\0\x53\x13"  # the descriptor of a flow
+_DELAY_S = 0.5  # for a client that waits for the flow
 
 
 class CuttingRelay:
@@ -24,6 +27,8 @@ class CuttingRelay:
         self.first_words: list[bytes] = []  # of clients, one for each connection
         self.keep_alives = 0  # empty frames of the server that came alone
         self.swallowed = threading.Event()  # a silenced connection has lost bytes
+        self._delays_flow = False
+        self._has_spoken = threading.Event()  # a client, since a flow was delayed
         self._silenced: set[socket.socket] = set()
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -36,6 +41,10 @@ class CuttingRelay:
         """Swallow what either end of a connection that exists now sends; serve new connections."""
         self.swallowed.clear()
         self._silenced = set(self._sockets)
+
+    def delay_flow(self) -> None:
+        """Keep back the server's next flow until a client speaks, or for half a second."""
+        self._delays_flow = True
 
     def close(self) -> None:
         for item in (self._listener, *self._sockets):
@@ -68,7 +77,16 @@ class CuttingRelay:
                     self._left = None
                     self.cuts += 1
                     break
+                if is_server and self._delays_flow and _FLOW in data:
+                    self._delays_flow = False
+                    at = data.index(_FLOW) - 8  # its frame begins with a header
+                    target.sendall(data[:at])
+                    self._has_spoken.clear()
+                    self._has_spoken.wait(_DELAY_S)
+                    data = data[at:]
                 target.sendall(data)
+                if not is_server:
+                    self._has_spoken.set()
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -196,7 +196,10 @@ class _Monitor:
 
     def __init__(self, link: Any) -> None:
         self.payload: Payload = b""  # of the last complete delivery
-        self.is_drained = False
+        self.is_drained = False  # the service has answered the drain
+        self.is_draining = False  # a drain was requested for the current credit
+        self._first = 0  # the delivery count when the current credit was given
+        self._is_answer_due = False  # an earlier drain, whose credit was used up, is unanswered
         self._parts = bytearray()
         self._link = link
         self._take_transfer = link._incoming_transfer
@@ -210,8 +213,17 @@ class _Monitor:
             self._parts.clear()
         self._take_transfer(frame)
 
+    def begin(self, *, is_draining: bool) -> None:
+        """Note that new credit is about to be given."""
+        self._is_answer_due = self.is_draining and not self.is_drained
+        self.is_draining, self.is_drained = is_draining, False
+        self._first = self._link.delivery_count
+
     def _incoming_flow(self, frame: Sequence[Any]) -> None:
         if frame[_FLOW_DRAIN] and not frame[_FLOW_CREDIT]:
+            if self._is_answer_due and frame[_FLOW_DELIVERY_COUNT] == self._first:
+                self._is_answer_due = False  # an answer to the present drain would count its credit
+                return
             self._link.delivery_count = frame[_FLOW_DELIVERY_COUNT]
             self._link.current_link_credit = 0
             self.is_drained = True
@@ -524,13 +536,16 @@ class Inlet:
     def give_credit(self, count: int, *, drain: bool = False) -> None:
         """Allow the service to send `count` messages; with `drain`, only those available now."""
         self._receiver._receive_context.set()
-        self._monitor.is_drained = False
+        self._monitor.begin(is_draining=drain)
         self._link.flow(link_credit=count, drain=drain)
 
     def drain(self) -> bool:
-        """Start a drain, which ends the credit; return whether there was credit left."""
+        """Drain the link, which ends the credit; return whether the service must answer that."""
         if self._link.current_link_credit <= 0 or self._monitor.is_drained:
             return False
+        if self._monitor.is_draining:
+            return True  # a second request would get a second answer
+        self._monitor.is_draining = True
         self._link.flow(link_credit=self._link.current_link_credit, drain=True)
         return True
 
