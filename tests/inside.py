@@ -45,6 +45,11 @@ def has_unwritten_settlements(engine: Engine) -> bool:
     return bool(engine._kept)
 
 
+def alarm_entries(engine: Engine) -> int:
+    """Return how many alarms are in memory, with those that were replaced."""
+    return len(engine.namespace._alarms._heap)
+
+
 def requests_of_slow_disk(engine: Engine) -> list[Request]:
     """Return the requests whose answers wait until a slow disk has flushed."""
     return [request for request, _ in engine._delayed_replies]

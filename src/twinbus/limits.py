@@ -467,6 +467,9 @@ RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a 
 RABBITMQ_UNATTENDED_S: Final = 0.02  # without a caller; then a thread reads notifications
 RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
 
+# Timers
+MAX_STALE_ALARMS: Final = 1000  # replaced entries of the heap of alarms that may stay in it
+
 # Self-healing
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
 HEAL_WINDOW_US: Final = 600 * SECOND_US

@@ -298,3 +298,18 @@ def test_a_send_that_was_refused_can_come_again(world: World) -> None:
 def test_a_range_of_numbers_is_consecutive_and_fits(numbers: range) -> None:
     with pytest.raises(InvalidArgumentError):
         Origin(BACKLOG, numbers)
+
+
+@pytest.mark.parametrize("as_columns", [False, True], ids=["objects", "columns"])
+def test_a_repeat_is_recognised_by_the_second_origin_of_its_first_send(
+    world: World, as_columns: bool
+) -> None:
+    queue(world)
+    first, second = (sender_source(number) for number in (1, 2))
+    numbers = range(5, 25)
+    found = [message("x") for _ in numbers]
+    messages = to_batch(found) if as_columns else found
+    world.ask(Send(QUEUE, [message("x")], Origin(first, range(1, 2))))
+    world.ask(Send(QUEUE, messages, Origin(first, range(2, 22), Origin(second, numbers))))
+    repeated = world.ask(Send(QUEUE, messages, Origin(second, numbers)))
+    assert repeated.sequence_numbers == [0] * len(numbers)

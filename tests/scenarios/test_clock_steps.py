@@ -1,5 +1,6 @@
 """The wall clock of a server is set while it runs: nothing is lost, frozen or repeated."""
 
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -191,3 +192,28 @@ def test_lock_tokens_of_before_a_restart_match_nothing_after_the_clock_was_set(
     assert again.lock_token != found.lock_token
     with pytest.raises(MessageLockLostError):
         complete(site, found)
+
+
+@pytest.mark.parametrize("step", [timedelta(hours=-1), timedelta(hours=1)])
+def test_ids_of_a_segment_that_is_dropped_after_the_step_are_known_after_a_restart(
+    make_site: Callable[..., Site], step: timedelta
+) -> None:
+    site = make_site(segment_bytes=20_000)
+    window = timedelta(hours=5)
+    queue(
+        site,
+        requires_duplicate_detection=True,
+        duplicate_detection_history_time_window=window,
+    )
+    queue(site, "passing")
+    send(site, message("a", message_id="1"))
+    complete(site, receive_one(site))
+    first = max(site.engine.log.segments)
+    set_clock(site, step)
+    for _ in range(15):
+        send(site, *["x" * 1000] * 10, path="passing")
+        complete(site, *receive(site, "passing", count=10), path="passing")
+        site.wait(milliseconds=1)
+    assert min(site.engine.log.segments) > first
+    site.crash()
+    assert send(site, message("again", message_id="1")) == [0]

@@ -145,8 +145,8 @@ def test_the_address_with_the_most_strangers_loses_them(
     until(lambda: len(entrance.door.attendance.strangers) == 3)
     flood = [entrance.say(b"", source="127.0.0.9") for _ in range(40)]
     assert all(map(is_let_go, flood[:35]))
-    addresses = [visitor.address for visitor in entrance.door.attendance.strangers.values()]
-    assert addresses[:3] == [source(number) for number in range(3)]
+    addresses = {visitor.address for visitor in entrance.door.attendance.strangers.values()}
+    assert addresses >= {source(number) for number in range(3)}
     for line in quiet:
         line.sendall(hello(entrance.token())[len(MAGIC) :])
         assert line.recv(1)

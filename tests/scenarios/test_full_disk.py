@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.namespaces import embedded
 from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
 from twinbus.errors import StoreUnavailableError
-from twinbus.message import BrokeredMessage
+from twinbus.message import BrokeredMessage, tokens_of
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import (
     CreateEntity,
@@ -181,3 +182,22 @@ def test_after_a_restart_on_a_full_disk_messages_can_still_be_settled(disk: Path
         clock.sleep_us(5_000_000)
         again.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
         assert not again.vitals().is_spilling
+
+
+def test_refused_sends_leave_the_reserve_to_settlements(disk: Path) -> None:
+    clock = ManualClock()
+    with ExitStack() as life:
+        namespace = life.enter_context(opened(disk / "namespace", clock))
+        namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
+        sent = fill(namespace)
+        tokens = [
+            token
+            for _ in range(sent // 20)
+            for token in namespace.ask(Receive(QUEUE, 20)).column("lock_token").to_pylist()
+        ]
+        for token in tokens[:50]:
+            namespace.ask(Settle(QUEUE, tokens_of([UUID(bytes=token)]), Disposition.ABANDON))
+            with pytest.raises(StoreUnavailableError):
+                namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE))]))
+            clock.sleep_us(1_100_000)
+        assert namespace.engine.log.is_on_reserve

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.inside import alarm_entries
 from tests.scenarios.neighbours import JUNK, NEWS, SPORT, Neighbour, Street, messages
 from tests.scenarios.site import Site
 from twinbus.broker.entities import duplicates, management
@@ -26,6 +28,7 @@ from twinbus.limits import (
     MAX_REASON_CHARACTERS,
     MAX_RULE_VALUE_BYTES,
     MAX_RULE_VALUES,
+    MAX_STALE_ALARMS,
 )
 from twinbus.message import BrokeredMessage, to_batch, tokens_of
 from twinbus.protocol.commands import (
@@ -40,6 +43,7 @@ from twinbus.protocol.commands import (
     Peek,
     PutKey,
     Receive,
+    ReceiveMode,
     Send,
     Settle,
     SettleRange,
@@ -256,3 +260,12 @@ def test_a_lease_of_many_gaps_ends_where_its_intervals_end(
     street.site.wait(minutes=2)  # the locks of the others expire
     lease = street.hog.ask(LeaseRange(JUNK, "hog", 20))
     assert (lease.message_count, lease.first, lease.last) == (BOUND, 2, 2 * BOUND)
+
+
+def test_timers_that_were_replaced_are_not_kept(site: Site) -> None:
+    site.ask(CreateEntity(QueueDescription(path=JUNK)))
+    for number in range(2 * MAX_STALE_ALARMS):
+        life = timedelta(days=300) - timedelta(seconds=number)
+        site.ask(Send(JUNK, [BrokeredMessage(b"x", time_to_live=life)]))
+        site.ask(Receive(JUNK, 1, mode=ReceiveMode.RECEIVE_AND_DELETE))
+    assert alarm_entries(site.engine) <= MAX_STALE_ALARMS + 2

@@ -22,6 +22,7 @@ from tests.scenarios.service_bus_site import (
     encoded,
     key,
 )
+from twinbus import MessagingFactory
 from twinbus.amqp.events import (
     Attached,
     ConnectionClosed,
@@ -36,7 +37,7 @@ from twinbus.amqp.types import Array, Int, UInt
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
 from twinbus.entities import QueueDescription
-from twinbus.errors import MessageSizeExceededError
+from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import (
     AMQP_MESSAGE_BYTES,
     MAX_AMQP_LINKS,
@@ -50,6 +51,7 @@ from twinbus.protocol.commands import (
     CreateEntity,
     DeleteKey,
     Disposition,
+    GetRuntimeProperties,
     GetSessionState,
     Peek,
     PutKey,
@@ -61,6 +63,7 @@ from twinbus.protocol.commands import (
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
+from twinbus.servicebus.messages import STORED_HEAD, fingerprint
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000
@@ -365,6 +368,26 @@ def test_a_message_that_cannot_be_decoded_is_rejected_alone(
         assert outcome.error is not None
         assert outcome.error.condition in ("amqp:decode-error", "amqp:not-implemented")
         assert isinstance(peer.send(link, b"good"), Accepted)
+
+
+def test_a_native_client_cannot_store_sections_that_no_receiver_can_decode(
+    site: ServiceBusSite,
+) -> None:
+    known = fingerprint(BrokeredMessage(b"x", message_id="1"))
+    spoilt = STORED_HEAD.pack(0, known) + b"\x00\x53\x70\xc0\x03\x01\xa1\x00"
+    connection = (
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with MessagingFactory.from_connection_string(connection) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        message = BrokeredMessage(b"x", message_id="1", amqp=spoilt)
+        with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
+            sender.send(message)
+        with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
+            sender.send_batch([message] * 20)
+        sender.send(BrokeredMessage(b"good"))
+    assert site.namespace.ask(GetRuntimeProperties(QUEUE)).active_message_count == 1
 
 
 # -- what belongs to others ------------------------------------------------------------------------

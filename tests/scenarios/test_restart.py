@@ -11,8 +11,10 @@ import pytest
 
 from tests.contracts.words import (
     QUEUE,
+    TOPIC,
     bodies,
     complete,
+    later,
     message,
     peek,
     queue,
@@ -21,8 +23,10 @@ from tests.contracts.words import (
     runtime,
     send,
     settle,
+    subscription,
     take,
     tokens,
+    topic,
 )
 from tests.scenarios.site import Site
 from twinbus.broker.store.commit import Fact
@@ -355,3 +359,21 @@ def test_deleted_messages_stay_deleted(site: Site) -> None:
     assert site.ask(DeleteMessages(QUEUE, 2)) == 2
     site.crash()
     assert bodies(peek(site)) == ["three"]
+
+
+def test_a_message_that_comes_due_after_its_life_expires_beside_other_timers(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site()
+    topic(site)
+    path = subscription(site, "s", enable_dead_lettering_on_message_expiration=True)
+    send(site, message("other", time_to_live=timedelta(seconds=6)), path=TOPIC)
+    due = later(site, seconds=5)
+    late = message("late", time_to_live=timedelta(seconds=1), scheduled_enqueue_time_utc=due)
+    send(site, late, path=TOPIC)
+    site.embedded.crash()
+    site.clock.advance(timedelta(seconds=30))
+    site.open()
+    site.wait(seconds=1)
+    assert receive(site, path) == []
+    assert runtime(site, path).dead_letter_message_count == 2

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -28,17 +29,19 @@ from tests.contracts.words import (
     start,
     subscription,
     take,
+    tokens,
     topic,
 )
 from tests.scenarios.site import Site
 from twinbus.errors import (
     EntityNotFoundError,
     LogDamagedError,
+    MessageLockLostError,
     MessagingError,
     StoreUnavailableError,
 )
 from twinbus.limits import SLOW_COMMIT_US, SLOW_COMMITS_TO_SPILL, SPILL_DRAIN_SENDS
-from twinbus.message import MessageState
+from twinbus.message import BrokeredMessage, MessageState, tokens_of
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import (
     DeleteEntity,
@@ -47,6 +50,7 @@ from twinbus.protocol.commands import (
     Peek,
     Receive,
     Send,
+    Settle,
 )
 from twinbus.testing import PowerFailure
 
@@ -182,6 +186,26 @@ def test_a_duplicate_of_a_spilled_message_is_still_ignored(site: Site) -> None:
         send(site, message("a", message_id="order-1"))
     mend(site)
     send(site, message("a", message_id="order-1"))
+    assert take(site) == ["a"]
+
+
+@pytest.mark.parametrize("message_id", ["x", ""])
+def test_the_id_of_a_spilled_message_does_not_make_it_a_duplicate_of_itself(
+    site: Site, message_id: str
+) -> None:
+    queue(site, requires_duplicate_detection=True)
+    site.disk.full = True
+    assert send(site, message("a", message_id=message_id)) == [0]
+    mend(site)
+    assert take(site) == ["a"]
+
+
+@pytest.mark.parametrize("message_id", ["x", ""])
+def test_an_id_is_recognised_after_a_crash(site: Site, message_id: str) -> None:
+    queue(site, requires_duplicate_detection=True)
+    send(site, message("a", message_id=message_id))
+    site.crash()
+    send(site, message("a again", message_id=message_id))
     assert take(site) == ["a"]
 
 
@@ -429,6 +453,59 @@ def test_a_scheduled_send_waits_for_the_slow_disk_rather_than_being_spilled(site
         send(site, "slow")
     [number] = send(site, message("a", scheduled_enqueue_time_utc=later(site, hours=1)))
     assert [m.sequence_number for m in peek(site) if m.state is MessageState.SCHEDULED] == [number]
+
+
+def token_of(locked: BrokeredMessage) -> UUID:
+    assert locked.lock_token is not None
+    return locked.lock_token
+
+
+def slow_down(site: Site) -> None:
+    """Make the disk so slow that settlements wait."""
+    site.disk.delay_us = SLOW_COMMIT_US
+    for _ in range(SLOW_COMMITS_TO_SPILL):
+        send(site, "slow")
+
+
+def test_a_settlement_that_waits_for_a_slow_disk_is_answered_when_the_namespace_closes(
+    site: Site,
+) -> None:
+    queue(site)
+    send(site, "a")
+    locked = tokens(*receive(site))
+    slow_down(site)
+    settled = start(site, Settle(QUEUE, locked, Disposition.COMPLETE))
+    assert not settled.done()
+    site.embedded.close()
+    assert settled.result(timeout=0) is None
+    site.open()
+    assert "a" not in bodies(peek(site))
+
+
+def test_a_settlement_in_part_is_reported_when_it_is_durable(site: Site) -> None:
+    queue(site)
+    send(site, "a")
+    locked = tokens_of([token_of(receive_one(site)), uuid4()])
+    slow_down(site)
+    settled = start(site, Settle(QUEUE, locked, Disposition.COMPLETE))
+    assert not settled.done()
+    site.disk.delay_us = 0
+    site.wait(seconds=2)
+    with pytest.raises(MessageLockLostError, match="1 other message"):
+        settled.result(timeout=0)
+    site.crash()
+    assert "a" not in bodies(peek(site))
+
+
+def test_a_settlement_in_part_that_the_log_refuses_is_not_reported_as_done(site: Site) -> None:
+    queue(site)
+    send(site, "a")
+    locked = tokens_of([token_of(receive_one(site)), uuid4()])
+    site.disk.fails_sync = True
+    with pytest.raises(StoreUnavailableError):
+        site.ask(Settle(QUEUE, locked, Disposition.COMPLETE))
+    site.crash()
+    assert bodies(peek(site)) == ["a"]
 
 
 # -- a disk that does not sync -----------------------------------------------------------------

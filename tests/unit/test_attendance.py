@@ -140,3 +140,18 @@ def test_the_oldest_stranger_is_closed_whenever_it_got_its_protocol(
 
     asyncio.run(arrive())
     assert [line.is_aborted for line in (first, second, third)] == [True, False, False]
+
+
+def test_a_stranger_does_not_become_younger_with_its_protocol(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attendance, "MAX_STRANGERS", 2)
+    door = Attendance(10, lambda _: None)
+    lines = [_Line() for _ in range(3)]
+    unknown, known = asyncio.Protocol(), asyncio.Protocol()
+    door.note_stranger(unknown, lines[0], "127.0.0.1")
+    door.note_stranger(asyncio.Protocol(), lines[1], "127.0.0.1")
+    door.hand_over(unknown, known)
+    door.note_stranger(known, lines[0], "127.0.0.1")
+    door.note_stranger(asyncio.Protocol(), lines[2], "127.0.0.1")
+    assert [line.is_aborted for line in lines] == [True, False, False]

@@ -5,6 +5,7 @@ from uuid import UUID
 
 import pytest
 
+from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol, ULong
@@ -12,7 +13,13 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.pairing.backlog import diverted, restored
 from twinbus.servicebus.encoding import write_message, write_sent
-from twinbus.servicebus.messages import read_message
+from twinbus.servicebus.messages import (
+    STORED_HEAD,
+    BodyKind,
+    check_sections,
+    fingerprint,
+    read_message,
+)
 
 SECTIONS = {
     SectionKind.HEADER: Header(durable=True, priority=7, ttl=60_000),
@@ -114,3 +121,37 @@ def test_a_content_type_that_is_not_ascii_does_not_keep_a_message_from_amqp_rece
     assert found.content_type == "text/\\xfcber"
     with pytest.raises(InvalidArgumentError, match="content-type"):
         write_sent(native)  # an application that sends to Azure learns that Azure has no such type
+
+
+SPOILT = {
+    "header": b"\x00\x53\x70\xc0\x03\x01\xa1\x00",
+    "delivery annotations": b"\x00\x53\x71\xc1\x04\x02\xa3\x50a",
+    "properties": b"\x00\x53\x73\xc0\x03\x01\xa1\x50",
+    "application properties": b"\x00\x53\x74\xc1\x04\x02\xa1\x50a",
+    "footer": b"\x00\x53\x78\xc1\x04\x02\xa1\x50a",
+}
+
+
+@pytest.mark.parametrize("section", SPOILT)
+def test_a_section_that_cannot_be_decoded_is_refused(section: str) -> None:
+    data = encode_message({SectionKind.DATA: b"body"})
+    with pytest.raises(AmqpError):
+        read_message(AmqpMessage(SPOILT[section] + data))
+    known = fingerprint(BrokeredMessage(b"body", message_id="1"))
+    with pytest.raises(InvalidArgumentError, match="Send the message without it"):
+        check_sections(STORED_HEAD.pack(BodyKind.DATA, known) + SPOILT[section])
+
+
+@pytest.mark.parametrize("stored", [b"", bytes(9)[:8], b"\x07" + bytes(8)])
+def test_stored_sections_without_their_head_are_refused(stored: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be decoded"):
+        check_sections(stored)
+
+
+def test_a_spoilt_header_that_a_log_has_does_not_keep_a_message_from_amqp_receivers() -> None:
+    native = BrokeredMessage(b"body", message_id="1")
+    stored = STORED_HEAD.pack(BodyKind.DATA, fingerprint(native)) + SPOILT["header"]
+    found = AmqpMessage(b"".join(write_message(replace(native, amqp=stored))))
+    assert found.properties is not None
+    assert found.properties.message_id == "1"
+    assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]

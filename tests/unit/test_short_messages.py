@@ -155,3 +155,11 @@ def test_a_message_is_read_the_same_either_way(payload: bytes, data: st.DataObje
 def test_the_simplest_message_of_an_sdk_has_a_short_way(size: int) -> None:
     sections = {SectionKind.PROPERTIES: Properties(message_id="1"), SectionKind.DATA: bytes(size)}
     assert _read_plain(encode_message(sections)) is not None
+
+
+@pytest.mark.parametrize("excess", range(1, 5))
+def test_an_id_that_goes_beyond_its_list_is_refused_either_way(excess: int) -> None:
+    sections = {SectionKind.PROPERTIES: Properties(message_id="abc"), SectionKind.DATA: b"body"}
+    payload = bytearray(encode_message(sections))
+    payload[7] += excess  # the length of the id
+    assert read_either_way(bytes(payload)) == (None, None)

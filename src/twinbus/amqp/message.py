@@ -187,6 +187,15 @@ class AmqpMessage:
         found: dict[Any, Any] = decoder.decode(self.data, view.value_at)[0]
         return found
 
+    def decode_all(self) -> None:
+        """Decode every section; raise the error of the first one that is malformed."""
+        _ = self.header, self.properties, self.application_properties
+        _ = self.delivery_annotations, self.message_annotations, self.footer
+        if self.body_kind is SectionKind.VALUE:
+            _ = self.value
+        elif self.body_kind is SectionKind.SEQUENCE:
+            _ = self.sequences
+
     # -- body ----------------------------------------------------------------------------------
 
     @property

@@ -144,9 +144,15 @@ class Attendance:
         self, stranger: asyncio.BaseProtocol, transport: asyncio.Transport, address: str
     ) -> None:
         """Count a connection without a token."""
-        self._note_stranger(
-            stranger, Visitor(address, transport.abort, next(self._arrivals), transport)
-        )
+        known = self.strangers.get(stranger)
+        arrival = next(self._arrivals) if known is None else known.arrival
+        self._note_stranger(stranger, Visitor(address, transport.abort, arrival, transport))
+
+    def hand_over(self, stranger: asyncio.BaseProtocol, successor: asyncio.BaseProtocol) -> None:
+        """Count a stranger by its next protocol, which is as old as the one before."""
+        visitor = self.strangers.pop(stranger, None)
+        if visitor is not None:
+            self.strangers[successor] = visitor
 
     def _note_stranger(self, stranger: object, visitor: Visitor) -> None:
         self.strangers[stranger] = visitor

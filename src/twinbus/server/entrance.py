@@ -233,7 +233,8 @@ class _FirstBytes(asyncio.Protocol):
             if not self._entrance.may_become_known(self._first):
                 self._transport.abort()
             return
-        self._leave()
+        self._attendance.hand_over(self, protocol)
+        self._stop_timer()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if isinstance(protocol, ClientConnection):
@@ -243,10 +244,10 @@ class _FirstBytes(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Unregister the connection."""
-        self._leave()
-
-    def _leave(self) -> None:
         self._attendance.forget(self)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 

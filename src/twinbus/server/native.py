@@ -1,11 +1,18 @@
 """The native door: moves bytes between the socket of a Twinbus client and its conversation."""
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from twinbus.errors import MessagingError
+from twinbus.message import BrokeredMessage
+from twinbus.protocol.commands import Send
+from twinbus.protocol.requests import Request
 from twinbus.protocol.server_conversation import Phase, ServerConversation
 from twinbus.protocol.server_requests import Arrived, Event, ServerRequest
 from twinbus.server.client_connection import ClientConnection, now_us, unwritten_bytes
+from twinbus.servicebus.messages import check_sections
 
 if TYPE_CHECKING:
     from twinbus.server.door import Door
@@ -71,7 +78,9 @@ class NativeConnection(ClientConnection):
     def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                self._door.turns.add(event.requests, may_turn=may_turn)
+                requests = [request for request in event.requests if not _is_refused(request)]
+                if requests:
+                    self._door.turns.add(requests, may_turn=may_turn)
             else:
                 self._door.turns.withdraw(event.requests)
 
@@ -135,3 +144,29 @@ class NativeConnection(ClientConnection):
     @property
     def _is_leaving(self) -> bool:
         return self.conversation.phase is Phase.ENDED
+
+
+def _is_refused(request: Request) -> bool:
+    """Refuse a send of messages that no Service Bus client could decode, and return True."""
+    command = request.command
+    if type(command) is not Send:
+        return False
+    try:
+        for stored in _stored_sections(command.messages):
+            if type(stored) is bytes:  # the broker refuses columns of another type
+                check_sections(stored)
+    except MessagingError as error:
+        request.fail(error)
+        return True
+    return False
+
+
+def _stored_sections(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Iterable[object]:
+    """Return the field `amqp` of each message."""
+    if not isinstance(messages, pa.RecordBatch):
+        return [message.amqp for message in messages]
+    at = messages.schema.get_field_index("amqp")
+    if at < 0 or messages.column(at).null_count == len(messages):
+        return ()
+    stored: list[object] = messages.column(at).to_pylist()
+    return stored

@@ -27,11 +27,13 @@ from uuid import UUID, uuid4
 import msgspec
 import xxhash
 
+from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.clock import from_us
+from twinbus.errors import InvalidArgumentError
 from twinbus.limits import NEVER_US
 from twinbus.message import (
     APPLICATION_FIELDS,
@@ -101,7 +103,9 @@ def _read_plain(payload: Buffer) -> BrokeredMessage | None:
         if payload[:4] != _SHORT_PROPERTIES or payload[6] != _SHORT_TEXT or not payload[7]:
             return None
         count, id_end, end = payload[5], 8 + payload[7], 5 + payload[4]
-        if not 0 < count <= _FIELDS or payload[id_end:end] != _NULLS[: count - 1]:
+        if not 0 < count <= _FIELDS or end - id_end != count - 1:
+            return None
+        if payload[id_end:end] != _NULLS[: count - 1]:
             return None
         head = payload[end : end + 4]
         if head == _SHORT_DATA:
@@ -125,7 +129,11 @@ def _read_plain(payload: Buffer) -> BrokeredMessage | None:
 
 
 def read_message(message: AmqpMessage) -> BrokeredMessage:
-    """Return an AMQP message as a native message that keeps its sections."""
+    """Return an AMQP message as a native message that keeps its sections.
+
+    Raise AmqpError if a section cannot be decoded: no receiver could read it.
+    """
+    _ = message.delivery_annotations, message.footer  # nothing else decodes them
     properties = message.properties or Properties()
     annotations = message.message_annotations or {}
     kind, body = _read_body(message)
@@ -181,6 +189,8 @@ def _read_body(message: AmqpMessage) -> tuple[BodyKind, bytes]:
             return BodyKind.TEXT, value.encode()
         if type(value) is bytes:
             return BodyKind.BINARY, value
+    elif message.body_kind is SectionKind.SEQUENCE:
+        _ = message.sequences  # nothing else decodes them
     return BodyKind.OTHER, b""
 
 
@@ -249,6 +259,18 @@ def fingerprint(message: BrokeredMessage) -> bytes:
     while fields and fields[-1] is None:
         fields.pop()
     return xxhash.xxh3_64_digest(_encode(fields))
+
+
+def check_sections(stored: bytes) -> None:
+    """Raise an error if sections that a native client sends in `amqp` cannot be decoded."""
+    try:
+        number, _ = STORED_HEAD.unpack_from(stored)
+        BodyKind(number)
+        AmqpMessage(stored[STORED_HEAD.size :]).decode_all()
+    except (struct.error, ValueError, AmqpError) as error:
+        raise InvalidArgumentError(
+            f"the field amqp of the message cannot be decoded: {error}. Send the message without it"
+        ) from error
 
 
 # -- the client's side ---------------------------------------------------------------------------

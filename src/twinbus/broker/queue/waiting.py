@@ -413,7 +413,8 @@ class Waiting:
         state = self._columns["state"][: self._end]
         expires = self._columns["expires"][: self._end]
         old = (expires <= now) & np.isin(state, _EXPIRING)
-        later = expires[(expires > now) & (state != _GONE)]
+        # A row of this turn that is not durable yet may have expired already.
+        later = expires[((expires > now) & (state != _GONE)) | (state == _PENDING)]
         self.next_expiry = int(later.min()) if len(later) else NEVER_US
         return np.flatnonzero(old)
 

@@ -223,7 +223,11 @@ def fresh_ids(entity: Entity, ids: Sequence[str | None], now: int, commit: Commi
     history = entity.history
     assert history is not None
     fresh = history.fresh(ids, now)
-    noted = [message_id for message_id, new in zip(ids, fresh, strict=True) if new and message_id]
+    noted = [
+        message_id
+        for message_id, is_new in zip(ids, fresh, strict=True)
+        if is_new and message_id is not None
+    ]
     if noted:
         commit.history.append((entity.number, noted, now))
         commit.effects.append(_IdsNoted(history, noted))

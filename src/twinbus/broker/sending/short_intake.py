@@ -100,6 +100,8 @@ class ShortIntake:
             return False
         origin, taken = send.command.origin, None
         if origin is not None:
+            if origin.also is not None:
+                return False
             taken = self._repeats.continued(origin, send.principal.id, commit)
             if taken is None:
                 return False

@@ -192,15 +192,19 @@ class Log:
 
         If it fails, nothing of it remains, and StoreUnavailableError has the reason. The next
         append goes to a new segment; on a full disk, a record that frees space goes to the reserve.
+        A record that could not leave the reserve has written nothing: the reserve stays in use.
         """
+        is_reserve_intact = self.is_on_reserve and not self._soiled
         try:
             if self._soiled or self.is_on_reserve or self._wants_new_segment:
                 self._prepare(frees_space=frees_space)
+            is_reserve_intact = False
             places = self._append(self._active(), parts)
         except OSError as error:
-            self._soiled = True
             self.is_full = error.errno == errno.ENOSPC
-            self._take_back()
+            if not is_reserve_intact:
+                self._soiled = True
+                self._take_back()
             raise StoreUnavailableError(
                 f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
                 "was accepted. Free space or repair the disk; the broker then continues by itself",

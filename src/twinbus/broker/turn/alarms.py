@@ -2,7 +2,8 @@
 
 Each queue knows the time of its next event: a lock or a message expires, a schedule comes due, a
 request has waited long enough. The alarms of all queues are a heap. A queue has at most one valid
-alarm, the earliest; older entries of the heap are ignored when they are reached.
+alarm, the earliest. Entries that it has replaced stay in the heap until they are reached, or until
+there are many of them.
 
 The namespace calls this in a turn: it runs the timers that are due, and sets the alarms of the
 queues that the turn changed.
@@ -11,7 +12,7 @@ queues that the turn changed.
 import heapq
 
 from twinbus.broker.queue.queue import Queue
-from twinbus.limits import NEVER_US
+from twinbus.limits import MAX_STALE_ALARMS, NEVER_US
 
 
 class Alarms:
@@ -30,7 +31,14 @@ class Alarms:
         if when < self._armed.get(queue.entity, NEVER_US):
             self._armed[queue.entity] = when
             heapq.heappush(self._heap, (when, queue.entity))
+            if len(self._heap) > 2 * len(self._armed) + MAX_STALE_ALARMS:
+                self._remove_stale()
             self.next_at = self._heap[0][0]
+
+    def _remove_stale(self) -> None:
+        """Remove the entries of the heap that a later, earlier alarm has replaced."""
+        self._heap = [(when, number) for number, when in self._armed.items()]
+        heapq.heapify(self._heap)
 
     def pop(self) -> int:
         """Remove the earliest alarm; return the number of its queue, which may be gone."""

@@ -93,6 +93,12 @@ class Compaction:
         low, high = self._history.get(segment, (first, last))
         self._history[segment] = (min(low, first), max(high, last))
 
+    def shift(self, by: int) -> None:
+        """Move the times of message ids, because the wall clock was set."""
+        self._history = {
+            segment: (first + by, last + by) for segment, (first, last) in self._history.items()
+        }
+
     @property
     def _oldest(self) -> int:
         return next(iter(self._log.segments))

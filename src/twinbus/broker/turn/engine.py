@@ -30,7 +30,7 @@ from twinbus.broker.store.spill import Spill, StoreHealth
 from twinbus.broker.store.storage import Storage
 from twinbus.broker.turn.diagnostics import write_bundle
 from twinbus.broker.turn.healing import Healing
-from twinbus.broker.turn.isolation import cause_of
+from twinbus.broker.turn.isolation import cause_of, has_settled
 from twinbus.broker.turn.namespace import NamespaceSettings
 from twinbus.broker.turn.recovery import LogRecovery, identity_fact, nonce
 from twinbus.broker.turn.self_check import SelfCheck
@@ -104,6 +104,7 @@ class Engine:
         self.stranded: list[Request] = []  # requests that wait for the restart
         self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are retried
         self._delayed_replies: list[tuple[Request, Any]] = []  # replies that wait for a slow log
+        self._delayed_refusals: list[tuple[Request, MessagingError]] = []  # of settlements in part
         self._delayed_operations: list[Operation] = []  # of these replies
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
@@ -207,6 +208,7 @@ class Engine:
         self.healing.shift(by)
         self._ledgers.shift(by)
         self._self_check.shift(by)
+        self._compaction.shift(by)
         self._kept.shift(by)
         record = self.log.last_record
         self.clock_steps[record] = self.clock_steps.get(record, 0) + by
@@ -308,7 +310,7 @@ class Engine:
 
     def _end_turn(self, now: int) -> None:
         """Do maintenance for which nobody waits."""
-        if self.health.spilling or self.log.is_on_reserve:
+        if self._is_short and not self._kept:  # unwritten settlements may need what is dropped
             self._compaction.drop_empty()
             self._compact_full_disk()
         self.namespace.reclaim()
@@ -343,10 +345,7 @@ class Engine:
             self._answer(commit)  # it only read; entries of earlier turns may still be refused
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # do not add load to a log with trouble
-            self._delayed_replies += commit.replies
-            self._delayed_operations += commit.operations
-            commit.replies.clear()
-            commit.operations.clear()
+            self._delay(commit)
             self._answer(commit)
             return True
         try:
@@ -358,16 +357,34 @@ class Engine:
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # some refer to the commit and to deleted entities
-        if self._delayed_replies:
-            self._add_delayed(commit)
+        self._add_delayed(commit)
         self._answer(commit)
         return True
 
+    def _delay(self, commit: Commit) -> None:
+        """Let the replies of a commit wait for a slow log, with refusals that settled a part."""
+        self._delayed_replies += commit.replies
+        self._delayed_refusals += [
+            (request, error) for request, error in commit.refusals if has_settled(error)
+        ]
+        self._delayed_operations += commit.operations
+        commit.replies.clear()
+        commit.refusals[:] = [
+            (request, error) for request, error in commit.refusals if not has_settled(error)
+        ]
+        commit.operations.clear()
+
     def _add_delayed(self, commit: Commit) -> None:
         """Add the replies that wait for a slow log to those of this commit."""
-        commit.replies += self._delayed_replies
-        commit.operations += self._delayed_operations
-        self._delayed_replies, self._delayed_operations = [], []
+        if self._delayed_replies or self._delayed_refusals:
+            commit.replies += self._delayed_replies
+            commit.refusals += self._delayed_refusals
+            commit.operations += self._delayed_operations
+            self._forget_delayed()
+
+    def _forget_delayed(self) -> None:
+        self._delayed_replies, self._delayed_refusals = [], []
+        self._delayed_operations = []
 
     def _append(self, commit: Commit) -> None:
         frees_space = commit.frees_space
@@ -463,7 +480,7 @@ class Engine:
             if id(request) not in spilled:
                 request.fail(error)
         for request, refusal in commit.refusals:
-            request.fail(refusal)
+            request.fail(error if has_settled(refusal) else refusal)
 
     # -- self-healing --------------------------------------------------------------------------
 
@@ -495,9 +512,10 @@ class Engine:
         waiting = [
             *self.namespace.waiting_requests(),
             *(request for request, _ in self._delayed_replies),
+            *(request for request, _ in self._delayed_refusals),
         ]
         self.stranded = [*requests, *waiting]
-        self._delayed_replies, self._delayed_operations = [], []
+        self._forget_delayed()
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
         del self._self_check, self._spilling
@@ -597,14 +615,20 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """Write pending settlements, and release the files."""
+        """Write pending settlements, answer them, and release the files."""
         if self.is_healing:
             return
         if self._kept:
+            commit = self._new_commit()
+            self._add_delayed(commit)
             try:
-                self._append(self._new_commit())
+                self._append(commit)
             except StoreUnavailableError as error:
                 _log.warning("Settlements could not be written: %s", error)
+                for request, _ in [*commit.replies, *commit.refusals]:
+                    request.fail(error)
+            else:
+                self._answer(commit)
         now = self._look_at_clock()
         self.namespace.meter_waiting()
         self._ledgers.take_stock(now, self.log.last_record, self._standing())

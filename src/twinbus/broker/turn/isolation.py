@@ -72,6 +72,12 @@ class Isolation:
         )
 
 
+def has_settled(error: MessagingError) -> bool:
+    """Return whether a command with this error has settled some of its messages."""
+    is_partial = isinstance(error, MessageLockLostError | SessionLockLostError)
+    return is_partial and bool(error.facts.get("settled"))
+
+
 def cause_of(error: BaseException) -> str:
     """Return what identifies an internal error: its type, and where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
