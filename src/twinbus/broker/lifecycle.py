@@ -26,11 +26,11 @@ class State(IntEnum):
     PENDING = 1  # accepted, but not durable yet: it must not be visible
     ACTIVE = 2  # deliverable
     LOCKED = 3  # locked by a receiver
-    DEFERRED = 4  # can only be received by its number
+    DEFERRED = 4  # can only be received by its sequence number
     DEFERRED_LOCKED = 5  # locked by a receiver; becomes DEFERRED again when the lock ends
     SCHEDULED = 6  # waits for its scheduled time
     LEASED = 7  # part of a leased range
-    TRANSFERRING = 8  # waits to be forwarded to its target
+    TRANSFERRING = 8  # parked: waits to be forwarded
 
 
 class Cause(IntEnum):
@@ -45,7 +45,7 @@ class Cause(IntEnum):
     ABANDONED = 6
     DEFERRED = 7
     DEAD_LETTERED = 8
-    LAPSED = 9  # the lock or lease expired or was released
+    LAPSED = 9  # the lock or lease expired or was released, or a deletion was refused by the log
     EXPIRED = 10
     ACTIVATED = 11
     CANCELLED = 12
@@ -79,7 +79,7 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.LEASED, Cause.DEAD_LETTERED): State.GONE,
     (State.LEASED, Cause.LAPSED): State.ACTIVE,
     (State.TRANSFERRING, Cause.FORWARDED): State.GONE,
-    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # it is not forwarded
+    (State.TRANSFERRING, Cause.ENQUEUED): State.ACTIVE,  # the message stays here
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 
@@ -100,7 +100,7 @@ DURABLE: dict[State, State] = {
     State.TRANSFERRING: State.TRANSFERRING,
 }
 
-LOST = 99  # in the log instead of a cause: the message was lost with a file that was removed
+LOST = 99  # in the log instead of a cause: the body of the message is missing from the log
 
 _ILLEGAL = 255
 _STEPS = np.full((len(State), len(Cause)), _ILLEGAL, np.uint8)

@@ -1,8 +1,9 @@
 """Undoes the changes of a command in memory when it fails half-way.
 
-Code that changes the state of a queue records how to undo the change. When a command raises, the
-namespace runs the records of that command, newest first, so that the command has changed nothing.
-Only immediate changes need records: changes that wait for the disk are dropped with the commit.
+Code that changes the state of a queue records how to undo the change. When a command raises,
+turn/isolation.py runs the undo records of that command, newest first, so that the command has
+changed nothing. Only immediate changes need undo records: changes that wait for a durable record
+are dropped from the commit.
 """
 
 from collections.abc import Callable

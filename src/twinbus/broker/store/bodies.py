@@ -1,4 +1,7 @@
-"""The positions of message bodies: every message batch in the log, and how many of its rows live.
+"""Where the message bodies are: the position of each batch in the log, and its number of places.
+
+A place is a message of a queue that refers to a row of a batch. Copies of a topic are several
+places of one row.
 
 Batch numbers increase, and the oldest segments are dropped first, so the columns here are a window
 over the numbers in use. A body is read as a view of the mapped file, without a copy in memory.
@@ -44,7 +47,7 @@ class Bodies:
     def __init__(self, log: Log, undo: Undo | None = None) -> None:
         self._log = log
         self._undo = undo or Undo()
-        self._first = 1  # batch number of the first column entry
+        self._first = 1  # batch number of the first row of the columns
         self._count = 0
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.zeros(64, kind) for name, kind in _COLUMNS.items()
@@ -52,7 +55,7 @@ class Bodies:
         self.released = 0  # number of places that were released since the start
         self.live_bytes = 0.0  # approximate size of the messages that are not gone
         self._open: OrderedDict[int, pa.RecordBatch | StoredRows] = OrderedDict()
-        self._chunk: _Chunk | None = None  # that was made last
+        self._chunk: _Chunk | None = None  # the one that was created last
 
     @property
     def next_number(self) -> int:
@@ -89,7 +92,7 @@ class Bodies:
         return bool((self._columns["rows"][numbers - self._first] == 1).all())
 
     def retain(self, numbers: Int64s) -> None:
-        """Add a place for each row."""
+        """Add one place for each item; a batch number may occur several times."""
         self._count_places(numbers, 1)
 
     def retain_rows(self, number: int, count: int) -> None:
@@ -97,7 +100,7 @@ class Bodies:
         self._count_batch(number - self._first, count)
 
     def release(self, numbers: Int64s) -> None:
-        """Remove a place for each row."""
+        """Remove one place for each item; a batch number may occur several times."""
         self._count_places(numbers, -1)
         self.released += len(numbers)
         self._undo.note(lambda: self._count_places(numbers, 1))
@@ -123,9 +126,8 @@ class Bodies:
             at, places = unique - self._first, sign * counts
         rows, before = self._columns["rows"][at], self._columns["live"][at]
         after = self._columns["live"][at] = before + places
-        present = np.minimum(after, rows) - np.minimum(
-            before, rows
-        )  # a topic uses a row repeatedly
+        # A topic uses a row repeatedly, so a batch may have more places than rows.
+        present = np.minimum(after, rows) - np.minimum(before, rows)
         per_row = self._columns["length"][at] / np.maximum(rows, 1)
         self.live_bytes += float((present * per_row).sum())
 
@@ -148,9 +150,9 @@ class Bodies:
         return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
 
     def texts(self, name: str, numbers: Int64s, rows: npt.NDArray[np.int32]) -> list[str | None]:
-        """Return a text column of these messages, without reading their bodies.
+        """Return a text field of these messages, without reading their bodies.
 
-        The value is None for messages of batches that are no longer in the log.
+        The value is None for messages whose batch is no longer in the log.
         """
         present = self.holds(numbers)
         if not present.all():
@@ -170,7 +172,7 @@ class Bodies:
         return texts
 
     def start_at(self, number: int) -> None:
-        """Continue numbering after a log that has no batch any more."""
+        """Begin with this batch number if the log has no batch."""
         if not self._count:
             self._first = max(self._first, number)
 
@@ -181,8 +183,8 @@ class Bodies:
             return part.row(row)
         chunk = self._chunk
         if chunk is None or chunk.batch is not part or not 0 <= row - chunk.first < len(chunk.rows):
-            # Receivers that take one message at a time ask for the next one soon. Several rows of
-            # columns take hardly longer than one.
+            # A receiver that takes one message at a time will ask for the next one soon, and to
+            # convert several rows of columns takes hardly longer than one.
             count = max(1, min(ROWS_AS_ROWS, READ_AHEAD_BYTES * part.num_rows // part.nbytes))
             messages = to_messages(part.slice(row, count))
             chunk = self._chunk = _Chunk(part, row, *encode_rows(messages))
@@ -215,7 +217,7 @@ class Bodies:
         return int(self._columns["live"][: self._count].sum())
 
     def numbers_in(self, segment: int) -> tuple[int, int]:
-        """Return the first and last batch number of a segment (last < first: it has none)."""
+        """Return the first and last batch number of a segment; last < first: it has no batch."""
         segments = self._columns["segment"][: self._count]
         low = int(np.searchsorted(segments, segment))
         high = int(np.searchsorted(segments, segment, side="right"))

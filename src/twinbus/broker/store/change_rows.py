@@ -1,9 +1,9 @@
 """A few new states of messages as a part of a record, without Arrow.
 
 Nearly every settlement is about one message, and nearly every turn with settlements has few of
-them. To build columns of one row and to serialize them takes 35 microseconds. So the bytes of an
-Arrow batch are kept as a template for each number of rows, and the values are written into it. The
-part in the log is the same, byte for byte.
+them. To build columns of one row and to serialize them takes 35 microseconds. So this module keeps
+the bytes of an Arrow batch as a template for each number of rows, and writes the values into a
+copy. The part in the log has the same bytes as with Arrow.
 """
 
 import struct
@@ -46,11 +46,11 @@ class ChangeRows:
         return len(self.rows)
 
     def batch(self) -> pa.RecordBatch:
-        """Return them as columns."""
+        """Return the new states as columns."""
         return _batch_of(self.rows)
 
     def serialize(self) -> bytes | pa.Buffer:
-        """Return the part as Arrow does."""
+        """Return the bytes that Arrow would write for these columns."""
         rows = self.rows
         if len(rows) > _MOST_ROWS:
             return self.batch().serialize()
@@ -71,8 +71,11 @@ def _batch_of(rows: Sequence[ChangeRow]) -> pa.RecordBatch:
 
 @lru_cache(maxsize=_MOST_ROWS)
 def _template(rows: int) -> tuple[bytes, list[tuple[struct.Struct, int]]]:
-    """Return the serialized columns of some rows, and how and where each column's values stand."""
-    numbers = count(0x41)  # recognised in the serialized bytes: no two columns have the same value
+    """Return the serialized columns of a number of rows, and the layout and offset of each column.
+
+    The offsets are found by marker values: no two values of the marked rows are equal.
+    """
+    numbers = count(0x41)
     marked = [ChangeRow(*(next(numbers) for _ in _LAYOUTS)) for _ in range(rows)]
     content = _batch_of(marked).serialize().to_pybytes()
     columns, at = [], len(content) - _body_bytes(rows)

@@ -1,9 +1,9 @@
-"""What one turn writes to the log, and what memory does when it is durable or refused.
+"""What one turn writes to the log, and what changes in memory when the log has it or refuses it.
 
 There are two kinds of entries. *Kept* entries describe what already happened in memory (a message
 was settled or dead-lettered): if the log refuses the commit, they are written with the next one.
-*Tentative* entries (new messages, new entities) are dropped with the commit. An `Effect` says what
-memory does with them in either case.
+*Tentative* entries (new messages, new entities) are dropped with a refused commit. An `Effect` is
+the change in memory in either case.
 """
 
 import json
@@ -63,7 +63,7 @@ class Effect:
 
 
 class BatchTarget(NamedTuple):
-    """The entity of a batch that goes to one entity completely: no places need to be written."""
+    """Where a batch goes that one entity gets completely: no places need to be written for it."""
 
     entity: int
     first_sequence: int
@@ -75,7 +75,8 @@ class Entries:
     """Facts, places and changes to be written to the log."""
 
     facts: list[Fact] = field(default_factory=list)
-    # Of one message, or columns of several: an array each, or one value for all rows.
+    # Each item is about one message, or has the columns of several messages: an array for each
+    # column, or one value for all rows.
     places: list[PlaceRow | dict[str, Any]] = field(default_factory=list)
     changes: list[ChangeRow | dict[str, Any]] = field(default_factory=list)
 
@@ -116,12 +117,12 @@ class Transferred(NamedTuple):
     """Numbers of an origin that this turn accepts."""
 
     source: str
-    owner: str  # of a sender or sink that is new
-    is_new: bool  # the owner must be written to the log
+    owner: str  # the key that the origin belongs to or counts for; empty: none
+    is_new: bool  # whether the owner must be written to the log
     intervals: Sequence[tuple[int, int]]
 
 
-Savepoint = tuple[list[int], bool]  # the sizes of a commit's lists; whether it had to sync
+Savepoint = tuple[list[int], bool]  # the lengths of a commit's lists; its `must_sync`
 
 
 class Commit:
@@ -135,12 +136,12 @@ class Commit:
         self.batches: list[Part] = []
         self.history: list[tuple[int, Sequence[str], Any]] = []  # entity, message ids, time(s)
         self.transferred: list[Transferred] = []  # in this turn
-        # The same by source, with its owner; created when it is first needed.
+        # `transferred` by source: owner and numbers; None until it is first needed.
         self._origins: dict[str, tuple[str, Intervals]] | None = None
         # Whether replies must wait for the disk. Kept places were refused by the log in an earlier
         # turn: their new numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
-        self.only_compacts = False  # what it writes is needed to drop a segment
+        self.only_compacts = False  # whether it only moves data, so that a segment can be dropped
         self.effects: list[Effect] = []  # in the order of their causes
         self.replies: list[tuple[Request, Any]] = []
         self.refusals: list[tuple[Request, MessagingError]] = []
@@ -155,7 +156,10 @@ class Commit:
         )
 
     def reply(self, request: Request, value: Any, operation: Operation | None = None) -> None:
-        """Answer a request after the turn; the operations of sends are recorded together."""
+        """Answer a request after the turn.
+
+        Sends pass no `operation`: the operations of several sends are added together.
+        """
         self.replies.append((request, value))
         if operation is not None:
             self.operations.append(operation)
@@ -176,7 +180,7 @@ class Commit:
         return None if found is None else found[1]
 
     def staged_owner(self, source: str) -> str | None:
-        """Return the owner of an origin that is new in this turn."""
+        """Return the owner of an origin that this turn uses; None if it does not use the origin."""
         found = self._by_source().get(source) if self.transferred else None
         return None if found is None else found[0]
 
@@ -200,14 +204,14 @@ class Commit:
         return list(map(len, self._lists)), self.must_sync
 
     def roll_back(self, savepoint: Savepoint) -> None:
-        """Remove everything since a savepoint; undo.py undoes the changes in memory."""
+        """Remove everything that was added since a savepoint; undo.py restores the memory."""
         lengths, self.must_sync = savepoint
         for entries, length in zip(self._lists, lengths, strict=True):
             del entries[length:]
         self._origins = None
 
     def forget_answers(self) -> None:
-        """Drop what was answered and counted."""
+        """Drop the replies, refusals and operations, because they were answered and counted."""
         for answered in (self.replies, self.refusals, self.operations, self.refused_operations):
             if answered:
                 answered.clear()
@@ -238,22 +242,28 @@ class Commit:
 
     @property
     def can_wait(self) -> bool:
-        """Whether it has only entries that need not be durable yet."""
+        """Whether it may stay in memory: nothing in it must be durable before the replies."""
         return not (self.must_sync or self.tentative or self.history or self.effects)
 
     @property
     def has_settled(self) -> bool:
-        """Whether this turn has entries about what already happened in memory."""
+        """Whether this turn, and not only earlier ones, has added kept entries."""
         return self.kept.count > self._inherited
 
     @property
     def frees_space(self) -> bool:
-        """Whether it only settles, moves or compacts messages: that needs little space, or none."""
+        """Whether it only settles, moves or compacts messages: this needs little space.
+
+        On a full disk, the log may write such a record to its reserve.
+        """
         brings = self.batches or self.tentative or self.history or self.transferred
         return self.only_compacts or not brings
 
     def parts(self, now: int, snapshot: Sequence[Fact] = ()) -> list[Part]:
-        """Return the parts of the record: facts, messages, places, changes, history."""
+        """Return the parts of the record: facts, messages, places, changes, history.
+
+        `snapshot` contains further facts, which come first.
+        """
         parts = []
         batches, transferred = self._transferred()
         facts = [*snapshot, *self.kept.facts, *self.tentative.facts, *transferred]
@@ -274,7 +284,8 @@ class Commit:
     def _transferred(self) -> tuple[list[Part], list[Fact]]:
         """Return the batches, and the facts about transferred numbers.
 
-        For one run of one sender, as in nearly every send, the head of the batch contains it.
+        If the numbers are one run of one sender, as in nearly every send, the header of the first
+        batch contains them instead of a fact.
         """
         if not self.transferred:
             return self.batches, []
@@ -290,7 +301,7 @@ class Commit:
         return self.batches, facts
 
     def _only_run(self) -> Sent | None:
-        """Return the transferred numbers if they are one run of one sender."""
+        """Return the transferred numbers if they are one run of one sender; otherwise None."""
         taken = self.transferred[0]
         if len(self.transferred) == 1:
             runs = taken.intervals

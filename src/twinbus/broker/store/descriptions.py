@@ -8,7 +8,7 @@ from twinbus.errors import InvalidArgumentError
 
 
 def description_of(saved: dict[str, Any]) -> EntityDescription:
-    """Return the description in the log; metadata that is no longer valid is removed."""
+    """Return the description in a saved entity, without user metadata that is no longer valid."""
     text = saved["description"]
     try:
         return from_json(text, object)  # type: ignore[return-value]

@@ -1,7 +1,7 @@
 """The lock of a namespace directory: one process at a time writes it.
 
-The file LOCK contains the id of the process and the number of the record that was durable when the
-newest segment of the log began. The kernel releases the lock when the process ends.
+The file LOCK contains the id of the process, and the number of a durable record of the log (log.py
+says which). The kernel releases the lock when the process ends.
 """
 
 import fcntl
@@ -15,7 +15,10 @@ from twinbus.files import sync_directory
 
 
 def lock_directory(directory: Path) -> tuple[int, int]:
-    """Become the only writer of a directory, or raise; return its descriptor and last record."""
+    """Become the only writer of a directory, or raise.
+
+    Return the file descriptor of LOCK, and the record number in it (0 if there is none).
+    """
     try:
         missing = [path for path in (directory, *directory.parents) if not path.exists()]
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,8 +57,8 @@ def lock_directory(directory: Path) -> tuple[int, int]:
 
 
 def write_lock(descriptor: int, record: int) -> None:
-    """Write our process id and the last record to LOCK."""
+    """Write our process id and the number of a durable record to LOCK."""
     content = f"{os.getpid()} {record}".encode()
-    with suppress(OSError):  # such as a full disk; we hold the lock anyway
+    with suppress(OSError):  # the disk may be full; this process has the lock anyway
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, content, 0)

@@ -1,7 +1,8 @@
 """A few places of messages, or a few message ids, as a part of a record: rows instead of columns.
 
-Nearly every turn of a quiet broker places one message. Arrow columns of one place take fifty times
-as long as its eleven numbers, for the log and for the ledger. So the log stores a few as rows:
+Nearly every turn of a quiet broker places one message. To handle its place as Arrow columns takes
+fifty times as long as to handle its eleven numbers, in the log and in the ledger. So the log stores
+a few places as rows:
 
     +0   4  "FEWR", with which no Arrow record batch begins
     +4      MessagePack: a list of rows, each with the values of its kind's columns in their order
@@ -21,7 +22,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class PlaceRow(NamedTuple):
-    """Which entity has a message under which number, in which state; the columns of PLACES."""
+    """Which entity has a message under which number, in which state: the columns of PLACES."""
 
     entity: int
     sequence: int
@@ -37,7 +38,7 @@ class PlaceRow(NamedTuple):
 
 
 class IdRow(NamedTuple):
-    """A message id that duplicate detection remembers; the columns of HISTORY."""
+    """A message id that duplicate detection remembers: the columns of HISTORY."""
 
     entity: int
     message_id: str

@@ -8,12 +8,13 @@ old records, whose checksums do not match the new salt. A segment is renamed to 
 header is on the disk.
 
 Each record is synced before the next is written, so only the last record can be torn. A segment is
-sealed when the next one is on the disk. Before the oldest segment is removed, the newest records it
-in its header. log_reading.py reads the log at a start, and detects by this what is missing.
+sealed when the next one is on the disk. Before the oldest segment is removed, the header of the
+newest one records which segment is the oldest needed. log_reading.py reads the log at a start; the
+seals and headers show it which segments are missing.
 
 LOCK contains the number of a durable record: the first of the newest segment, or the last one after
-the log was closed. If all segments are missing, the engine refuses to start. If LOCK contains the
-last record, a start need not write to a disk that may be full.
+the log was closed. So the engine notices if all segments are missing, and refuses to start. If LOCK
+contains the last record, a start need not write this record again to a disk that may be full.
 
 `reserve` is a file of reserved space: when the disk is full, records that free space go there.
 """
@@ -62,7 +63,7 @@ _NEW = "new.spare"  # the name of a segment before it gets its own
 
 
 class Log:
-    """The writer's log. Open it, replay it, then append; one process at a time."""
+    """The log of a directory. Open it, replay it, then append; one process at a time."""
 
     def __init__(
         self,
@@ -78,16 +79,18 @@ class Log:
         self._segment_bytes = segment_bytes
         self._accept_damage = accept_damage
         self._reserve = directory / "reserve" if keeps_reserve else None
-        self.is_on_reserve = False  # the active segment uses the reserve: the disk is full
-        self.is_full = False  # the disk had no space for the last record that needs any
+        self.is_on_reserve = False  # whether the active segment uses the reserve: the disk is full
+        # Whether the disk had no space for the last record that does not free space.
+        self.is_full = False
         self._lock, self.seen_record = lock_directory(directory)
         self.segments: dict[int, Segment] = {}  # oldest first
         self.cut_bytes = 0  # size of the torn tail found at the start
         self._next_record = 1
         self._descriptor = -1
-        self._soiled = False  # bytes of a failed append may follow the last good record
-        self._written_to = 0  # of the active segment: the space after it was never written
-        self._is_replayed = False  # every record was read, and the last one is durable
+        # Whether bytes of a failed append may follow the last good record.
+        self._has_leftovers = False
+        self._written_to = 0  # offset in the active segment from which space was never written
+        self._is_replayed = False  # whether every record was read, and the last one is durable
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -103,14 +106,15 @@ class Log:
         self._is_replayed = True
         self._keep_reserve()
         if self._reserve is not None and self.segments:
-            self.is_on_reserve = not self.has_reserve  # it was used, and the disk is still full
+            # The reserve is missing if it was used and the disk is still full.
+            self.is_on_reserve = not self.has_reserve
 
     def _make_durable(self, newest: Segment) -> None:
         """Write the last record again and sync it, and sync the names of the segments.
 
-        The process before this one may have died between the write and the sync, or the sync may
-        have failed: then the record can be read until the power fails, but no later sync writes it.
-        A record whose number is in LOCK is durable.
+        The previous process may have died between the write and the sync, or the sync may have
+        failed. Then the record can be read until the power fails, but no later sync writes it. A
+        record whose number is in LOCK is durable.
         """
         record = newest.mapped(newest.size)[newest.last : newest.size]
         try:
@@ -144,19 +148,19 @@ class Log:
 
     @property
     def begins_segment(self) -> bool:
-        """Whether the next record is the first of a segment and must contain every fact."""
+        """Whether the next record is the first of its segment."""
         return self._wants_new_segment or self._active().head == ALIGNMENT
 
     def needs_facts(self, *, frees_space: bool) -> bool:
         """Return whether the next record is the first of its segment and must contain every fact.
 
-        A record that does not free space leaves the reserve and begins a new segment.
+        A record that does not free space cannot use the reserve, so it also begins a new segment.
         """
         return self.begins_segment or (self.is_on_reserve and not frees_space)
 
     @property
     def has_head(self) -> bool:
-        """Whether the active segment contains every fact."""
+        """Whether the active segment has its first record, which contains every fact."""
         return bool(self.segments) and self._active().head > ALIGNMENT
 
     @property
@@ -166,10 +170,10 @@ class Log:
 
     @property
     def _wants_new_segment(self) -> bool:
-        if not self.segments or self._soiled:
+        if not self.segments or self._has_leftovers:
             return True
         active = self._active()
-        is_old = active.version < FORMAT_VERSION  # its readers cannot read what we write
+        is_old = active.version < FORMAT_VERSION  # readers of that version cannot read new records
         return is_old or active.size - active.head >= self._segment_bytes
 
     @property
@@ -184,27 +188,28 @@ class Log:
 
     @property
     def size_without_heads(self) -> int:
-        """The size of all segments in bytes, without the facts at their beginning."""
+        """The size of all segments in bytes, without their first records, which contain facts."""
         return sum(segment.size - segment.head for segment in self.segments.values())
 
     def append(self, parts: Sequence[Part], *, frees_space: bool = False) -> list[PartPosition]:
         """Write a record and sync it; return the positions of its parts.
 
-        If it fails, nothing of it remains, and StoreUnavailableError has the reason. The next
-        append goes to a new segment; on a full disk, a record that frees space goes to the reserve.
-        A record that could not leave the reserve has written nothing: the reserve stays in use.
+        If this fails, nothing of the record remains, and StoreUnavailableError has the reason. The
+        next append goes to a new segment. On a full disk, a record that frees space goes to the
+        reserve. If the failure came before the log could leave the reserve, nothing was written,
+        and the reserve stays in use.
         """
-        is_reserve_intact = self.is_on_reserve and not self._soiled
+        is_reserve_intact = self.is_on_reserve and not self._has_leftovers
         try:
-            if self._soiled or self.is_on_reserve or self._wants_new_segment:
+            if self._has_leftovers or self.is_on_reserve or self._wants_new_segment:
                 self._prepare(frees_space=frees_space)
             is_reserve_intact = False
             places = self._append(self._active(), parts)
         except OSError as error:
             self.is_full = error.errno == errno.ENOSPC
             if not is_reserve_intact:
-                self._soiled = True
-                self._take_back()
+                self._has_leftovers = True
+                self._remove_leftovers()
             raise StoreUnavailableError(
                 f"the log in {self.directory} cannot be written ({error.strerror}); nothing new "
                 "was accepted. Free space or repair the disk; the broker then continues by itself",
@@ -218,14 +223,16 @@ class Log:
         """Ensure that the active segment can accept a record.
 
         After a failed append, the log continues in a new segment: after a failed sync the content
-        of the page cache is unknown, so the file is not used any more. The reserve is for records
-        that free space; any other record needs a new segment, and a new reserve before it: without
-        one, nothing could be settled when the disk is full again.
+        of the page cache is unknown, so the file is not used any more.
+
+        The reserve is only for records that free space. Any other record needs a new segment, and
+        the reserve must exist again before that: otherwise nothing could be settled when the disk
+        is full again.
         """
-        if self._soiled:
-            self._take_back()
+        if self._has_leftovers:
+            self._remove_leftovers()
         leaves_reserve = self.is_on_reserve and not frees_space
-        if not (self._soiled or leaves_reserve or self._wants_new_segment):
+        if not (self._has_leftovers or leaves_reserve or self._wants_new_segment):
             return
         try:
             if leaves_reserve and self._reserve is not None:
@@ -237,7 +244,7 @@ class Log:
                 raise
             self._begin_segment(self._reserve)
             self.is_on_reserve = True
-        self._soiled = False
+        self._has_leftovers = False
         self._keep_reserve()
 
     @property
@@ -257,7 +264,7 @@ class Log:
         return min(RESERVE_BYTES, self._segment_bytes)
 
     def _keep_reserve(self) -> None:
-        """Create the reserve again if it was used and the disk has space; failing is no error."""
+        """Create the reserve again if it was used and the disk has space; ignore failures."""
         if self._reserve is not None and not self.is_on_reserve:
             with suppress(OSError):
                 self._make_reserve(self._reserve)
@@ -269,7 +276,7 @@ class Log:
         draft = reserve.with_suffix(".draft")
         spare = next(iter(self._spares()), None)
         if self.is_on_reserve and spare is not None:
-            self._storage.rename(spare, draft)  # a full disk has no other space
+            self._storage.rename(spare, draft)  # a full disk may have no other space
         descriptor = self._storage.create(draft, self._reserve_bytes)
         try:
             _check_space(descriptor, self._reserve_bytes)
@@ -324,17 +331,20 @@ class Log:
     def _zero_ahead(self, offset: int) -> None:
         """Write zeros at the position of the next small records.
 
-        The file system marks reserved space that was never written. Each sync of a record in it
-        must also change this mark, which takes 50 % longer.
+        The file system marks reserved space that was never written. A sync of a record in such
+        space must also change this mark, and takes 50 % longer.
         """
         end = min(offset + ZERO_AHEAD_BYTES, self._segment_bytes)
         if offset < end:
-            with suppress(OSError):  # this only saves time
+            with suppress(OSError):  # the zeros only save time
                 self._storage.write(self._descriptor, offset, [memoryview(bytes(end - offset))])
         self._written_to = end
 
     def _begin_segment(self, spare: Path | None = None, *, must_reserve: bool = False) -> None:
-        """Begin a segment, in a spare file or in a new one."""
+        """Begin a segment in `spare`, in the file of a dropped segment, or in a new file.
+
+        With `must_reserve`, raise OSError if the disk has no space for the segment.
+        """
         number = max(self.segments, default=0) + 1
         path = self.directory / f"{number:020d}.log"
         spare = spare or next(iter(self._spares()), self.directory / _NEW)
@@ -368,7 +378,7 @@ class Log:
         return sorted(path for path in self.directory.glob("*.spare") if path.name != _NEW)
 
     def _end_segment(self, successor: int = 0) -> None:
-        """Release the reserved space of a segment; seal it if another one follows."""
+        """Release the unused space of the active segment; seal it if `successor` is not 0."""
         if self._descriptor < 0:
             return
         active, end = self._active(), self._active().size
@@ -385,7 +395,7 @@ class Log:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def _take_back(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove the bytes of a failed append, so that no restart reads them."""
         if self._descriptor >= 0:
             with suppress(OSError):
@@ -393,9 +403,10 @@ class Log:
                 self._storage.sync(self._descriptor)
 
     def skip_to(self, record: int) -> None:
-        """Skip record numbers that the ledger has already used.
+        """Continue after this record number, because the records up to it are lost.
 
-        A lost copy of this log has written records with these numbers.
+        Their numbers are not used again: the ledger may have rows of these records. If the log has
+        this record, do nothing.
         """
         if record < self._next_record:
             return
@@ -407,7 +418,7 @@ class Log:
         self._next_record = record + 1
 
     def drop(self, number: int) -> None:
-        """Drop a segment whose messages are all gone or moved; views of it stay valid."""
+        """Drop a segment whose messages are all gone or moved; views of its bytes stay valid."""
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
@@ -427,9 +438,10 @@ class Log:
         self._keep_reserve()
 
     def _remove_unfinished(self) -> None:
-        """Remove the segment after the active one, which a failed start of a segment left behind.
+        """Remove the file of a segment that `_begin_segment` could not finish.
 
-        Its header says that the log needs the oldest segment, which is about to be dropped.
+        The header of this file says that the log needs the oldest segment, which is about to be
+        dropped.
         """
         path = self.directory / f"{self._active().number + 1:020d}.log"
         if path.exists():

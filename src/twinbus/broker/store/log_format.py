@@ -11,7 +11,7 @@ r"""The format of the log: segments, records and their parts.
     +0   4  magic "TBR1"               +16  8  record number, one more than the last
     +4   4  number of parts            +24  8  salted xxh3 of bytes 4..24 and the payload
     +8   8  payload length             +32     zeros to +64, then the payload
-    A record without parts replaces lost ones: those that accept_damage skipped, up to its number.
+    A record without parts stands for lost records up to its number, which accept_damage skipped.
 
     seal           follows the last record of a segment that is full
     +0   4  magic "TBSL"               +16  8  number of the last record
@@ -29,8 +29,9 @@ r"""The format of the log: segments, records and their parts.
     are rows. In version 1 all parts are columns, and messages have no column `amqp`.
 
     A MESSAGES part with an entity went to this entity completely and in order, each message active
-    and without expiry: this common case needs no columns. PLACES describe all other cases. A part
-    with a sender says that these numbers of it were accepted; FACTS contain other transfers.
+    and without expiry: this common case needs no PLACES, which describe all other cases. A MESSAGES
+    part with a sender says that these numbers of the sender were accepted. FACTS contain all other
+    accepted numbers.
 
 log.py writes, reads and repairs it.
 """
@@ -70,14 +71,14 @@ class PartKind(IntEnum):
 
     FACTS = 1  # keyed values, of which the last is valid: entities, session states, leases ...
     MESSAGES = 2  # message columns, referred to by batch number and row
-    PLACES = 3  # which entity holds which message under which number, in which state
+    PLACES = 3  # which entity has which message under which number, in which state
     CHANGES = 4  # new states of messages that have a place
     HISTORY = 5  # message ids for duplicate detection
 
 
 SCHEMAS = {
     PartKind.FACTS: pa.schema(
-        [("kind", pa.string()), ("key", pa.string()), ("value", pa.binary())]  # null: forget it
+        [("kind", pa.string()), ("key", pa.string()), ("value", pa.binary())]  # null: deleted
     ),
     PartKind.MESSAGES: MESSAGE_SCHEMA,
     PartKind.PLACES: pa.schema(
@@ -154,7 +155,7 @@ class Segment:
     version: int = FORMAT_VERSION
     head: int = ALIGNMENT  # end of its first record, which contains every fact
     last: int = ALIGNMENT  # beginning of the last record that was read from it
-    is_own: bool = False  # begun by this object, which therefore knows all its readers
+    is_own: bool = False  # whether the open log began it, and so knows all of its readers
     first_record: int = 0
     successor: int = 0  # the next segment in its seal; 0: it is not sealed
     oldest: int = 0  # the oldest needed segment, from its header; 0: not recorded
@@ -168,7 +169,7 @@ class Segment:
         return self._maps[-1]
 
     def is_viewed(self) -> bool:
-        """Return whether views of its bytes exist, so that they must not change."""
+        """Return whether views of its bytes exist: then the file must not be overwritten."""
         try:
             while self._maps:
                 self._maps[-1].close()
@@ -250,7 +251,7 @@ def first_record_of(path: Path) -> int | None:
 
 
 def sealed_for(view: memoryview, offset: int, salt: int) -> int:
-    """Return the successor in a seal at this position; 0 if there is no seal."""
+    """Return the number of the next segment from a seal at this offset; 0 if there is no seal."""
     if len(view) - offset < SEAL.size:
         return 0
     magic, zero, successor, record, checksum = SEAL.unpack_from(view, offset)
@@ -260,7 +261,7 @@ def sealed_for(view: memoryview, offset: int, salt: int) -> int:
 
 
 def is_torn(view: memoryview, offset: int, number: int) -> bool:
-    """Return whether this record was begun here; otherwise the space is unused."""
+    """Return whether the write of the record with this number began here: then it is torn."""
     if len(view) - offset < RECORD_HEADER.size:
         return offset < len(view)
     found: int = RECORD_HEADER.unpack_from(view, offset)[3]

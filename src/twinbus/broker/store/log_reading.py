@@ -4,13 +4,13 @@ Each record is synced before the next is written, so only the last record can be
 is cut off and its bytes are kept in `cut/`. A bad record followed by good ones is damage. Because
 of the salt, a message body that is a copy of some log cannot look like a good record.
 
-A missing segment is always detected. A segment is sealed when the next one is on the disk, so a
-sealed last segment has lost its successors. Before the oldest segment is removed, the newest
-records it in its header.
+A missing segment is always detected. A segment is sealed when the next one is on the disk. So if
+the last segment is sealed, its successors are missing. The header of the newest segment records
+which segment is the oldest needed.
 
-Damage and missing segments raise `LogDamagedError`. If the operator accepts the damage, they are
-replaced by a record without parts, so that the next start finds a good log. Only log.py uses this,
-once, before the first record is appended.
+Damage and missing segments raise `LogDamagedError`. If the operator accepts the damage, a record
+without parts replaces the lost records, so that the next start finds a good log. Only log.py uses
+this, once, before the first record is appended.
 """
 
 import mmap
@@ -89,9 +89,9 @@ class LogReader:
             overwrite(self._storage, newest, 0, header_of(newest))
 
     def _needed(self, paths: list[Path]) -> list[Path]:
-        """Return the segments that the newest one needs; refuse if the oldest are missing.
+        """Return the segments that the newest one needs; raise if the oldest of them are missing.
 
-        Older segments were about to be removed when the broker ended.
+        Remove older segments: the broker ended before it could remove them.
         """
         oldest = max((oldest_needed(path) for path in paths[-1:]), default=0)
         for path in [path for path in paths if int(path.stem) < oldest]:
@@ -109,7 +109,7 @@ class LogReader:
         return paths
 
     def _check_newest(self) -> None:
-        """Refuse a log whose newest segment has a successor that is missing."""
+        """Raise if the newest segment is sealed: then its successor is missing."""
         newest = next(reversed(self.segments.values()), None)
         if newest and newest.successor and self._accept_damage:
             overwrite(self._storage, newest, newest.size, bytes(SEAL.size))
@@ -126,10 +126,11 @@ class LogReader:
     def _read_segment(
         self, segment: Segment, before: int | None, *, last: bool
     ) -> Iterator[Record]:
-        """Yield the records of a segment, up to the first record of the next one.
+        """Yield the records of a segment with lower numbers than `before`.
 
-        A record whose sync failed was taken back, and the next segment begins with its number. If
-        the disk failed to remove it here, it is ignored.
+        `before` is the number of the first record of the next segment. A record whose sync failed
+        was removed, and the next segment begins with its number. If the disk failed to remove it
+        from this segment, it is ignored.
         """
         content = segment.mapped(segment.size)
         view = memoryview(content)
@@ -157,10 +158,12 @@ class LogReader:
         segment.size = offset
 
     def _find_record(self, segment: Segment, content: mmap.mmap, offset: int) -> int | None:
-        """Return the next good record after a bad one: it proves that the bad one is damage.
+        """Return the offset of the next good record after a bad one; None if there is none.
 
-        The search ends a byte early: some Pythons (3.11.2) read the byte after the searched range,
-        and after the end of a mapping there may be none, which ends the process.
+        A later good record proves that the bad one is damage, and not a torn tail.
+
+        The search ends one byte early: some Pythons (3.11.2) read the byte after the searched
+        range. After the end of a mapping, this may kill the process.
         """
         view = memoryview(content)
         end = len(view) - 1
@@ -212,6 +215,7 @@ class LogReader:
         self.next_record = int(first)
 
     def _skip_damage(self, segment: Segment, offset: int, end: int) -> int:
+        """Replace damaged bytes by a record without parts, or raise; return where they end."""
         if not self._accept_damage:
             raise LogDamagedError(
                 f"{segment.path}: record {self.next_record} at byte {offset} fails its checksum "
@@ -240,7 +244,7 @@ class LogReader:
             os.close(descriptor)
 
     def _keep_aside(self, segment: Segment, start: int, end: int) -> int:
-        """Keep bytes for an operator to inspect; return how many precede the zeros."""
+        """Copy bytes to `cut/` for the operator; return how many, without zeros at the end."""
         aside = self._directory / "cut"
         make_private(aside)
         with segment.path.open("rb") as file:
@@ -252,7 +256,10 @@ class LogReader:
 
 
 def fill_gap(storage: Storage, segment: Segment, offset: int, end: int, number: int) -> None:
-    """Write a record without parts in place of lost ones: the next start finds no damage."""
+    """Write a record without parts in place of lost records: the next start finds no damage.
+
+    `number` is the number of the last lost record.
+    """
     payload = bytes(end - offset - RECORD_HEADER.size)
     checked = CHECKED_HEADER.pack(0, len(payload), number)
     digest = xxhash.xxh3_64(checked, seed=segment.salt)

@@ -1,14 +1,13 @@
 """A few messages as a part of a record: as rows instead of columns.
 
-Nearly every turn of a quiet broker has one message. To create columns of one message takes ten
-times as long, and they need twice the space of the message. So the log stores a few messages as
-rows:
+Nearly every turn of a quiet broker has one message. Columns of one message take ten times as long
+to create as a row, and twice the space of the message. So the log stores a few messages as rows:
 
     +0   4  "ROWS", with which no Arrow record batch begins
     +4   4  length of the rows
     +8      the rows as MessagePack, then the bodies: as on the wire (protocol/rows.py)
 
-Reading the messages creates columns; replay and the ledger need no columns.
+Columns are created when a message is read as part of a batch. Replay and the ledger need none.
 """
 
 import struct

@@ -1,9 +1,9 @@
 """The spill store: accepts sends while the log refuses writes or is slow.
 
 It is a small separate log, best on another disk. A send in it is durable and acknowledged, but not
-yet visible. When the main log works again, the send is moved there as a transfer from this spill.
-Because the broker remembers transfers, the move is exactly-once even if a crash precedes the
-cleanup.
+yet visible. When the main log works again, the send is moved there as a transfer whose origin is
+the spill store. Because the broker remembers transfers, each send is moved once, even if a crash
+comes before its removal from the spill store.
 """
 
 import json
@@ -32,7 +32,8 @@ class StoreHealth:
     retry_at: int = 0
     slow: int = 0  # slow commits in a row
     since: int = 0  # when spilling began
-    is_refusing: bool = False  # the store refused a record and has not accepted another since
+    # Whether the store refused a record and has not accepted one since.
+    is_refusing: bool = False
     reason: str = ""  # why spilling began
 
     def succeeded(self, duration: int, now: int, *, used_reserve: bool = False) -> None:
@@ -49,9 +50,9 @@ class StoreHealth:
 
     @property
     def is_well(self) -> bool:
-        """Whether the last commits were quick, nothing waits to be moved, and nothing was refused.
+        """Whether nothing is spilled, the last commit was quick, and no record is refused.
 
-        Another quick commit would then change nothing.
+        Then another quick commit changes nothing here.
         """
         return not (self.spilling or self.slow or self.is_refusing)
 
@@ -64,7 +65,7 @@ class StoreHealth:
         """Record a failed commit and its reason."""
         self.is_refusing = True
         self._begin(now, reason)
-        self.reason = reason  # of this refusal; after a start with spilled sends it is empty
+        self.reason = reason  # also if spilling began for another reason
 
     def _begin(self, now: int, reason: str) -> None:
         if not self.spilling:
@@ -85,10 +86,10 @@ class StoreHealth:
 
 @dataclass(frozen=True, slots=True)
 class _WaitingSend:
-    """A waiting send: path, origin, owner, messages, and when it was spilled."""
+    """A waiting send, as it is stored."""
 
-    fact: Fact
-    place: PartPosition
+    fact: Fact  # its path, origins and owner
+    place: PartPosition  # of its messages in the spill store
     spilled_at: int
 
 
@@ -98,7 +99,7 @@ class SpilledSend:
 
     position: int  # index among the waiting sends
     send: Send  # as a transfer
-    owner: str  # of its sender
+    owner: str  # the id of the key that sent it
 
 
 class Spill:
@@ -108,11 +109,11 @@ class Spill:
         self._opened_at = now
         self._log = Log(directory, storage)
         self._source = spill_source(os.urandom(16).hex())
-        self._next = 1  # number of the next row
-        self._sources: set[str] = set()  # of the moved sends
+        self._next = 1  # number of the next message without an origin
+        self._sources: set[str] = set()  # origins of the sends that were moved
         self._waiting: list[_WaitingSend] = []
-        self.paths: Counter[str] = Counter()  # number of waiting sends by entity
-        self.bytes: Counter[str] = Counter()  # their size by entity, as quotas count it
+        self.paths: Counter[str] = Counter()  # by path: number of waiting sends
+        self.bytes: Counter[str] = Counter()  # by lower-case path: size of waiting sends
         try:
             for record in self._log.replay():
                 self._read(record)
@@ -135,7 +136,7 @@ class Spill:
 
     @property
     def size_in_bytes(self) -> int:
-        """The number of waiting sends."""
+        """The size of the files in bytes."""
         return self._log.size_in_bytes
 
     @property
@@ -152,7 +153,7 @@ class Spill:
     def append(
         self, path: str, batch: pa.RecordBatch, origin: Origin | None, owner: str = "", now: int = 0
     ) -> None:
-        """Store a send durably; `owner` is the owner of its sender."""
+        """Store a send durably; `owner` is the id of the key that sent it."""
         if origin is None:
             numbers = range(self._next, self._next + batch.num_rows)
             origin = Origin(self._source, numbers)
@@ -167,7 +168,7 @@ class Spill:
         self.bytes[path.lower()] += places[1].length
 
     def sends(self, paused: Container[str] = ()) -> Iterator[SpilledSend]:
-        """Yield the waiting sends, oldest first, except those of paused entities."""
+        """Yield the waiting sends, oldest first, except those to paused (lower-case) paths."""
         for position, waiting in enumerate(self._waiting):
             path = waiting.fact.key
             if path.lower() not in paused:
@@ -179,7 +180,8 @@ class Spill:
     def moved(self, positions: Sequence[int]) -> set[str]:
         """Record that the sends at these positions, in ascending order, are in the main log.
 
-        When all are, delete the files and return the spills whose transfers can be forgotten.
+        If no send waits any more, delete the files and return the origins of kind SPILL: their
+        accepted numbers can be forgotten. Otherwise return an empty set.
         """
         for position in reversed(positions):
             waiting = self._waiting.pop(position)
