@@ -23,17 +23,17 @@ class DuplicateHistory:
 
     @property
     def room(self) -> int:
-        """How many more ids it may remember."""
+        """The number of ids that the history can still store."""
         return MAX_REMEMBERED_IDS - len(self._seen)
 
     def has_room_for(self, message_ids: Iterable[str | None], now: int) -> bool:
-        """Return whether it may remember the new ones of these ids, after forgetting old ids."""
+        """Remove expired ids; return whether there is room for those of these ids that are new."""
         self.forget_before(now)
         distinct = {message_id for message_id in message_ids if message_id is not None}
         return sum(message_id not in self._seen for message_id in distinct) <= self.room
 
     def forget_before(self, now: int) -> None:
-        """Drop ids that have left the window."""
+        """Remove ids that are older than the window."""
         horizon = now - self.window_us
         stale = []
         for message_id, time in self._seen.items():
@@ -49,12 +49,15 @@ class DuplicateHistory:
         self._resources.memory_bytes += change * REMEMBERED_ID_BYTES
 
     def leave_count(self) -> None:
-        """Remove its memory from the count, because the entity is deleted."""
+        """Subtract the memory of this history from the namespace total: the entity is deleted."""
         self._count(-len(self._seen))
         self._resources = ResourceCount()
 
     def fresh(self, message_ids: Sequence[str | None], now: int) -> list[bool]:
-        """Return which ids are new, and add them; a repetition within the sequence is not new."""
+        """Return which ids are new, and add them.
+
+        A repetition within the sequence is not new. A message without an id is always new.
+        """
         self.forget_before(now)
         seen = self._seen
         noted: list[str] = []
@@ -70,7 +73,7 @@ class DuplicateHistory:
         return result
 
     def load(self, seen: Mapping[str, int]) -> None:
-        """Add ids from the log."""
+        """Replace all ids by those from the log, each with the time of its first send."""
         self._count(len(seen) - len(self._seen))
         self._seen = dict(sorted(seen.items(), key=lambda item: item[1]))
 
@@ -79,14 +82,14 @@ class DuplicateHistory:
         self._seen = {message_id: time + by for message_id, time in self._seen.items()}
 
     def withdraw(self, message_ids: Sequence[str]) -> None:
-        """Remove ids whose messages were refused later."""
+        """Remove ids that `fresh` added, because their messages were refused."""
         before = len(self._seen)
         for message_id in message_ids:
             self._seen.pop(message_id, None)
         self._count(len(self._seen) - before)
 
     def within(self, first: int, last: int) -> Iterator[tuple[str, int]]:
-        """Yield ids first sent between two times."""
+        """Yield the ids, with their times, that were first sent from `first` to `last`."""
         for message_id, time in self._seen.items():
             if first <= time <= last:
                 yield message_id, time

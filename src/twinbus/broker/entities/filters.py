@@ -1,8 +1,8 @@
 """Rules: filters select rows of a batch, actions change the selected copies; both use columns.
 
 A rule is compiled when it is created. Then it is evaluated once, on messages with a value of each
-type, and refused if that fails: sends must not meet a rule that cannot be evaluated. Only TRUE
-selects a message, not SQL's UNKNOWN. The number of operators of a rule is bounded, and a turn
+type. If that fails, the rule is refused, so that it cannot fail in the same way for sends. Only
+TRUE selects a message, not SQL's UNKNOWN. The number of operators of a rule is bounded, and a turn
 counts them as work.
 
 rules.py imports this module with the first rule, because sqlglot takes long to import.
@@ -48,7 +48,7 @@ def compile_action(action: SqlAction) -> Callable[[pa.RecordBatch], pa.RecordBat
 def operators_of(rule: RuleFilter | SqlAction) -> int:
     """Return how many operators a filter or action evaluates for each batch of messages.
 
-    Each value of IN counts as one, and each step of an action. LIKE counts as several.
+    Each value of IN and each step of an action counts as one. LIKE counts as LIKE_OPERATORS.
     """
     if isinstance(rule, TrueFilter | FalseFilter):
         return 0
@@ -75,7 +75,10 @@ def _compiled_and_tried(
     rule: Any,
     compile_rule: Callable[[Any], Callable[[pa.RecordBatch], _R]],
 ) -> Callable[[pa.RecordBatch], _R]:
-    """Compile and evaluate once on messages with a value of each type; refuse if that fails."""
+    """Return the compiled rule, after one evaluation on messages with a value of each type.
+
+    Raise if the rule cannot be compiled or evaluated. `what` names its kind in errors.
+    """
     _check_operators(what, rule)
     try:
         evaluate = compile_rule(rule)
@@ -104,7 +107,10 @@ _PROBE_VALUES = (
 
 
 def _probes(expression: str) -> pa.RecordBatch:
-    """Return messages in which the properties that a rule uses have each type in turn."""
+    """Return one message per type: every property that the rule uses has a value of this type.
+
+    One further message has no properties.
+    """
     names = {token.text for token in tokens_in(expression) if 0 < len(token.text) <= 256}
     properties: list[dict[str, Any]] = [{}]
     properties += [dict.fromkeys(names, value) for value in _PROBE_VALUES]

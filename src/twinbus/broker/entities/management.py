@@ -1,4 +1,4 @@
-"""Manages entities and rules. A change of the directory takes effect when it is durable."""
+"""Manages entities, rules and access keys. A change takes effect when it is durable."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class _Created(Effect):
     entity: Entity
 
     def durable(self) -> None:
-        """Add it to the directory."""
+        """Add the entity to the directory."""
         self.management.directory.add(self.entity)
         self.management.adopt(self.entity)
 
@@ -85,7 +85,7 @@ class _Updated(Effect):
     commit: Commit
 
     def durable(self) -> None:
-        """Apply the settings; refuse waiting requests that it no longer serves."""
+        """Apply the settings; refuse waiting requests if the entity no longer allows receives."""
         self.entity.update(self.description, self.now)
         self.management.adopt(self.entity)
         try:
@@ -96,7 +96,7 @@ class _Updated(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _Removed(Effect):
-    """Entities that are deleted, and their keys."""
+    """Entities that are deleted, and the keys of these entities."""
 
     management: "Management"
     entities: Sequence[Entity]
@@ -104,12 +104,12 @@ class _Removed(Effect):
     commit: Commit
 
     def durable(self) -> None:
-        """Remove them from the directory; refuse waiting requests for their messages."""
+        """Remove the entities and keys; drop the messages, and refuse waiting requests."""
         for key in self.keys:
             self.management.keys.remove(key)
         directory = self.management.directory
         for entity in self.entities:
-            if directory.find(entity.description.path) is entity:  # not removed with its topic
+            if directory.find(entity.description.path) is entity:  # no other command removed it
                 directory.remove(entity)
                 for queue in entity.queues:
                     queue.dissolve(self.commit)
@@ -149,12 +149,12 @@ class _KeyRemoved(Effect):
     key: SharedAccessKey
 
     def durable(self) -> None:
-        """Accept the key no longer."""
+        """Stop accepting the key."""
         self.keys.remove(self.key)
 
 
 class Management:
-    """Executes the managing commands; the table of commands has the method of each."""
+    """Executes the commands that need the claim manage; protocol/table.py names their methods."""
 
     def __init__(
         self,
@@ -209,12 +209,15 @@ class Management:
             rule = Rule.compile(command.rule or RuleDescription(DEFAULT_RULE))
             entity.use_rules({rule.description.name.lower(): rule})
             self._check_operators(entity, 0)
-        self._note(entity, commit)
+        self._stage_fact(entity, commit)
         commit.effects.append(_Created(self, entity))
         return description
 
     def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
-        """Refuse a key of a folder more or larger entities than a pairing needs."""
+        """Raise if a key of a folder creates more or larger entities than a pairing needs.
+
+        A key that manages the namespace has no such bounds.
+        """
         if principal.may(Claim.MANAGE, None):
             return
         stores = PARTITION_COUNT if getattr(description, "enable_partitioning", False) else 1
@@ -237,7 +240,8 @@ class Management:
                 path=description.path,
             )
 
-    def _note(self, entity: Entity, commit: Commit) -> None:
+    def _stage_fact(self, entity: Entity, commit: Commit) -> None:
+        """Add the current state of an entity to the commit."""
         commit.tentative.facts.append(Fact("entity", str(entity.number), entity.to_fact()))
         commit.must_sync = True
 
@@ -247,9 +251,9 @@ class Management:
         current: EntityDescription | None,
         principal: Principal,
     ) -> None:
-        """Refuse a new forward target to a principal that may not send to it.
+        """Raise if a forward target is new and the principal may not send to it.
 
-        The answer is the same whether or not the target exists.
+        The error is the same whether or not the target exists.
         """
         for setting in FORWARDING:
             target = getattr(description, setting, None)
@@ -265,7 +269,10 @@ class Management:
     def _check_growth(
         self, description: EntityDescription, current: EntityDescription, principal: Principal
     ) -> None:
-        """Refuse a larger quota to a principal that manages one entity only: the disk is shared."""
+        """Raise if a principal that cannot manage the namespace raises a quota.
+
+        All entities share the disk.
+        """
         name = "max_size_in_megabytes"
         grows = getattr(description, name, 0) > getattr(current, name, 0)
         if grows and not principal.may(Claim.MANAGE, None):
@@ -304,7 +311,7 @@ class Management:
         changed.updated_us, changed.birth = now, entity.birth
         if isinstance(entity, Subscription) and isinstance(changed, Subscription):
             changed.use_rules(entity.rules)
-        self._note(changed, commit)
+        self._stage_fact(changed, commit)
         commit.effects.append(_Updated(self, entity, description, now, commit))
         return description
 
@@ -323,7 +330,7 @@ class Management:
         return self.directory.entity(command.path).runtime()
 
     def delete(self, entity: Entity, commit: Commit) -> None:
-        """Delete an entity; a topic with its subscriptions."""
+        """Delete an entity and its keys; a topic is deleted with its subscriptions."""
         doomed: list[Entity] = [entity]
         if isinstance(entity, Topic):
             doomed = [*entity.subscriptions.values(), entity]
@@ -337,7 +344,7 @@ class Management:
     def list_entities(
         self, command: c.ListEntities, request: Request, *_: object
     ) -> Sequence[EntityDescription]:
-        """List the entities of a kind that the principal may see, ordered by path."""
+        """List the entities of a kind that the principal may manage, ordered by path."""
         principal = request.principal
         kind = _KINDS[command.kind]
         found = [e.description for e in self.directory if isinstance(e.description, kind)]
@@ -372,7 +379,7 @@ class Management:
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
     def update_rule(self, command: c.UpdateRule, _: Request, now: int, commit: Commit) -> None:
-        """Replace a rule; every message is evaluated with either the old or the new one."""
+        """Replace a rule; each message is evaluated with either the old or the new rule."""
         subscription = self._subscription(command.path)
         key = command.rule.name.lower()
         current = subscription.rules.get(key)
@@ -400,19 +407,21 @@ class Management:
     def _change_rules(
         self, subscription: Subscription, rules: dict[str, Rule], now: int, commit: Commit
     ) -> None:
+        """Give a subscription these rules when the commit is durable."""
         number, description = subscription.number, subscription.description
         changed = self.directory.make(number, description, subscription.created_us)
         assert isinstance(changed, Subscription)
         changed.updated_us, changed.birth = now, subscription.birth
         changed.use_rules(rules)
         self._check_operators(changed, subscription.operators)
-        self._note(changed, commit)
+        self._stage_fact(changed, commit)
         commit.effects.append(_RulesChanged(subscription, rules, now))
 
     def _check_operators(self, changed: Subscription, before: int) -> None:
-        """Refuse rules that make the messages of a topic too much work; fewer are always allowed.
+        """Raise if the rules of a subscription or of its topic would have too many operators.
 
-        `before` is how many operators the rules of the subscription have now.
+        `before` is the current number of operators of the subscription. A change that does not
+        raise this number is always allowed.
         """
         if changed.operators <= before:
             return
@@ -427,8 +436,8 @@ class Management:
         ):
             if count > most:
                 raise QuotaExceededError(
-                    f"the rules of {name} would have {count} operators, and at most {most} are "
-                    f"allowed, because all are evaluated for every message; LIKE counts as "
+                    f"the rules of {name} would have {count} operators; at most {most} are "
+                    "allowed, because all of them are evaluated for every message. LIKE counts as "
                     f"{LIKE_OPERATORS}. Simplify rules, or delete some",
                     path=name,
                 )
@@ -465,7 +474,7 @@ class Management:
         commit.effects.append(_KeyRemoved(self.keys, key))
 
     def list_keys(self, *_: object) -> list[SharedAccessKey]:
-        """List every key: those of the namespace first."""
+        """List all keys; the keys of the namespace are first."""
         return self.keys.all()
 
     def read_meter(self, *_: object) -> pa.RecordBatch:
@@ -473,6 +482,7 @@ class Management:
         return self._meter.table()
 
     def _check_not_last(self, key: SharedAccessKey | None) -> None:
+        """Raise if this is the last key that can manage the namespace; None is no key."""
         managing = [k for k in self.keys.all() if k.entity_path is None and k.has(Claim.MANAGE)]
         if key is not None and managing == [key]:
             raise InvalidOperationError(
@@ -481,11 +491,11 @@ class Management:
 
 
 def key_fact(key: SharedAccessKey) -> Fact:
-    """Return a key in the form of the log, whose files only their owner can read."""
+    """Return a key in the form of the log; only the owner of the log's files can read them."""
     return Fact.of("key", key.id, _KEYS.dump(key))
 
 
 def key_of(fact: bytes) -> SharedAccessKey:
-    """Return the key of a fact."""
+    """Return the key in the value of a fact."""
     key: SharedAccessKey = _KEYS.load(json.loads(fact))
     return key

@@ -33,14 +33,15 @@ def steps_of(action: SqlAction) -> list[Callable[[pa.RecordBatch], pa.RecordBatc
 
 
 def _statements(text: str) -> list[str]:
-    """Split an action at its semicolons, except those inside quotes."""
+    """Split an action at its semicolons, except those inside of quotes."""
     cuts = [token.start for token in tokens_in(text) if token.token_type == TokenType.SEMICOLON]
     starts = [0, *(cut + 1 for cut in cuts)]
     pieces = [text[start:end] for start, end in zip(starts, [*cuts, len(text)], strict=True)]
     statements = [piece.strip() for piece in pieces if piece.strip()]
     if not 0 < len(statements) <= MAX_ACTION_STEPS:
         raise InvalidArgumentError(
-            f"a SQL action needs 1 to {MAX_ACTION_STEPS} of SET and REMOVE, not {len(statements)}"
+            f"a SQL action has {len(statements)} steps; it must have 1 to {MAX_ACTION_STEPS}, each "
+            "of them SET or REMOVE, separated by semicolons"
         )
     return statements
 
@@ -58,6 +59,7 @@ def _statement(text: str, action: SqlAction) -> Callable[[pa.RecordBatch], pa.Re
 
 
 def _assignment(target: exp.Column, value: Evaluate) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Return the step that sets a field or property; an empty value removes it."""
     name = target.name
     if target.table.lower() == "sys":
         field = SYSTEM_FIELDS.get(name.lower())

@@ -1,9 +1,10 @@
-"""Values in rules, as columns: every row of a batch is compared and calculated at once.
+"""Values in rules, as columns: all rows of a batch are compared and calculated at once.
 
-A value is an Arrow array (or scalar) per property type; in each row at most one of them is set.
-Conditions are Arrow booleans in which null is SQL's UNKNOWN. Comparing values of different types is
-UNKNOWN, and so is every use of a missing property, a division by zero, and a result beyond 64 bits.
-Texts that a rule joins are bounded: a rule that exceeds the bound fails for these rows.
+A value has one Arrow array (or scalar) for each property type; in each row at most one of them is
+set. Conditions are Arrow booleans in which null is SQL's UNKNOWN. Comparing values of different
+types is UNKNOWN, and so is every use of a missing property, a division by zero, and an integer
+result beyond 64 bits. Texts that a rule joins are bounded: a rule that exceeds the bound fails for
+these rows.
 
 sql_conditions.py and filters.py build rules from these functions. They run in the thread with the
 turn, in the routing of sends.
@@ -38,12 +39,15 @@ _SAFE = 2.0**62  # calculations with numbers below this stay within 64 bits
 class RuleFailedError(MessagingError):
     """A rule cannot be evaluated for a message; the message is dead-lettered.
 
-    The fact `rows`, if known, is the mask of these rows in the batch.
+    The fact `rows` is the mask of the failed rows in the batch; it is missing if they are unknown.
     """
 
 
 def failed_rows(error: Exception, count: int) -> Mask | None:
-    """Return the mask of the rows for which a rule failed, if the error contains it."""
+    """Return the mask of the rows for which a rule failed; None if the error does not have it.
+
+    `count` is the number of rows in the batch.
+    """
     rows = error.facts.get("rows") if isinstance(error, RuleFailedError) else None
     return rows if isinstance(rows, np.ndarray) and len(rows) == count else None
 
@@ -55,7 +59,7 @@ def literal(value: Any) -> Value:
 
 
 def property_value(batch: pa.RecordBatch, name: str) -> Value:
-    """Return an application property of every row as a value."""
+    """Return an application property of every row as a value; empty if no row has it."""
     properties = batch.column("properties")
     if properties.offsets[0] == properties.offsets[-1]:
         return {}
@@ -118,7 +122,7 @@ def calculate(kind: type[exp.Expression], left: Value, right: Value) -> Value:
 
 
 def _joined(lefts: Any, rights: Any) -> Any:
-    """Concatenate texts, unless the result would be larger than any batch."""
+    """Concatenate texts; raise if one result or all results together would be too large."""
     sizes = [
         np.int64(len((values.as_py() or "").encode()))
         if isinstance(values, pa.Scalar)

@@ -22,7 +22,10 @@ def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], npt.NDArray[n
 
 
 def compile_row_filter(rule: RuleFilter) -> Callable[[BrokeredMessage], bool] | None:
-    """Return a function from a message to whether the filter selects it; None if there is none."""
+    """Return a function from a message to whether the filter selects it.
+
+    Return None if only the function of `compile_filter` can evaluate the filter.
+    """
     from twinbus.broker.entities import row_filters  # noqa: PLC0415 - see above
 
     return row_filters.compile_row_filter(rule)
@@ -43,7 +46,7 @@ def operators_of(rule: RuleFilter | SqlAction) -> int:
 
 
 def failed_rows(error: Exception, count: int) -> npt.NDArray[np.bool_] | None:
-    """Return the mask of the rows for which a rule failed, if the error contains it."""
+    """Return the mask of the rows for which a rule failed; None if the error does not have it."""
     from twinbus.broker.entities import rule_values  # noqa: PLC0415 - see above
 
     return rule_values.failed_rows(error, count)

@@ -4,8 +4,8 @@ sqlglot parses the SQL; the node types below list what a rule may use: compariso
 LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - * / %, 'text', numbers, TRUE, FALSE, NULL,
 @parameters, sys.Name, user.name, name, [name], p('name'). Everything else is refused.
 
-The SQL comes from clients. Signs that rules do not need and deep nesting are refused before
-sqlglot sees them, because its parser could try an exponential number of readings.
+The SQL comes from clients. Signs that rules do not need and deep nesting are refused before sqlglot
+parses the SQL: otherwise its parser might try an exponential number of readings.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -59,7 +59,7 @@ OPERATORS = {
 
 
 def tokens_in(text: str) -> list[Any]:
-    """Return the tokens of a text of SQL."""
+    """Return the tokens of a SQL text; raise if a quote or bracket is not closed."""
     try:
         return list(sqlglot.tokenize(text, dialect="tsql"))
     except SqlglotError as error:
@@ -71,7 +71,7 @@ def tokens_in(text: str) -> list[Any]:
 def parse(what: str, text: str) -> Any:
     """Return the root node of an expression; `what` names its kind in errors."""
     odd = [token.text for token in tokens_in(text) if _is_odd(token)]
-    if odd:  # some of them make the parser try an exponential number of readings
+    if odd:  # some signs make the parser try an exponential number of readings
         raise InvalidArgumentError(f"the SQL {what} {text!r:.60} uses {odd[0]!r}; remove it")
     if max(_depths(tokens_in(text)), default=0) > MAX_SQL_DEPTH:
         raise InvalidArgumentError(
@@ -115,7 +115,8 @@ def _depths(tokens: list[Any]) -> Iterator[int]:
         yield brackets + prefixes
 
 
-def _refuse(node: exp.Expression) -> InvalidArgumentError:
+def _unusable(node: exp.Expression) -> InvalidArgumentError:
+    """Return the error for an expression that rules may not use."""
     return InvalidArgumentError(
         f"{node.sql(dialect='tsql')!r} cannot be used in a rule; docs/reference/rules.md lists "
         "what can be used",
@@ -127,7 +128,7 @@ def _refuse(node: exp.Expression) -> InvalidArgumentError:
 
 
 def condition_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
-    """Return a function from a batch to the truth of a node in each row."""
+    """Return a function from a batch to whether the node is true in each row (null: UNKNOWN)."""
     if isinstance(node, exp.Paren):
         return condition_of(node.this, parameters)
     if isinstance(node, (exp.And, exp.Or)):
@@ -168,7 +169,7 @@ def _membership(node: exp.In, parameters: Mapping[str, Any]) -> Evaluate:
     value = value_of(node.this, parameters)
     members = [value_of(member, parameters) for member in node.expressions]
     if not members:
-        raise _refuse(node)
+        raise _unusable(node)
 
     def evaluate(batch: pa.RecordBatch) -> Any:
         content = value(batch)
@@ -186,10 +187,10 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
         escape = node.expression.name
         node = node.this
     if not isinstance(node, exp.Like) or len(escape) > 1:
-        raise _refuse(node)
+        raise _unusable(node)
     value, pattern = value_of(node.this, parameters), constant_of(node.expression, parameters)
     if not isinstance(pattern, str):
-        raise _refuse(node)
+        raise _unusable(node)
     if pattern.count("%") + pattern.count("_") > MAX_WILDCARDS:
         raise InvalidArgumentError(
             f"the LIKE pattern {pattern!r:.60} has more than {MAX_WILDCARDS} wildcards, each of "
@@ -276,7 +277,7 @@ def constant_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Any:
         raise InvalidArgumentError(
             f"@{node.name} has no value in the rule's parameters. Add it to the parameters"
         )
-    raise _refuse(node)
+    raise _unusable(node)
 
 
 def _column(node: exp.Column) -> Evaluate:
@@ -292,5 +293,5 @@ def _column(node: exp.Column) -> Evaluate:
         known = ", ".join(sorted([*SYSTEM_FIELDS, *SYSTEM_TIMES]))
         raise InvalidArgumentError(f"sys.{name} is not a field of a message; use one of {known}")
     if scope not in ("", "user"):
-        raise _refuse(node)
+        raise _unusable(node)
     return lambda batch: property_value(batch, name)

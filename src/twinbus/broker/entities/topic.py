@@ -1,8 +1,8 @@
 """Topics and subscriptions: decides which copies of a batch each subscription gets.
 
 A rule that cannot be evaluated for a message fails for this message only: the message is put, as it
-was sent, into the dead-letter queue of the subscription. Other messages, rules and subscriptions
-are not affected.
+was sent, into the dead-letter queue of the subscription, or dropped if the subscription does not
+dead-letter such messages. Other messages, rules and subscriptions are not affected.
 """
 
 import json
@@ -46,13 +46,14 @@ class Rule:
     select: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]
     change: Callable[[pa.RecordBatch], pa.RecordBatch] | None
     saved: str  # in the form of the log
-    selects: Callable[[BrokeredMessage], bool] | None = None  # None: `select` has to decide
-    broken: str = ""  # why it cannot be compiled: it then fails for every message
-    operators: int = 0  # of its filter and action: how much work it is
+    # The filter as a function for one message; None: only `select` can evaluate it.
+    selects: Callable[[BrokeredMessage], bool] | None = None
+    broken: str = ""  # why the rule cannot be compiled: it then fails for every message
+    operators: int = 0  # number of operators in filter and action: a measure of the work
 
     @classmethod
     def compile(cls, description: RuleDescription) -> "Rule":
-        """Return the compiled rule of a description, or raise what is wrong with its SQL."""
+        """Return the compiled rule of a description; raise if its filter or action is invalid."""
         change = None if description.action is None else compile_action(description.action)
         select = compile_filter(description.filter)
         operators = operators_of(description.filter)
@@ -88,15 +89,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Rows of a batch for a subscription, with the rule that changes them."""
+    """Rows of a batch that a subscription gets, or for which one of its rules failed."""
 
     rows: npt.NDArray[np.intp]
-    rule: Rule | None = None  # its action changes the rows; None: they stay as they are
-    failure: str = ""  # why a rule could not be evaluated: the rows are dead-lettered
+    rule: Rule | None = None  # whose action changes the rows, or that failed; None: no change
+    failure: str = ""  # why `rule` could not be evaluated for these rows; empty: it did not fail
 
 
 class Subscription(Entity):
-    """A queue that gets the messages of a topic that its rules select."""
+    """A queue that gets those messages of a topic that its rules select."""
 
     rules: dict[str, Rule]  # by lower-case name
 
@@ -109,11 +110,16 @@ class Subscription(Entity):
         self.rules = rules
         self.operators = sum(rule.operators for rule in rules.values())
         selects = [rule.selects for rule in rules.values()]
-        # Functions of which one has to select a message; None: `copies` has to decide.
+        # A message is selected if one of these functions returns True. None: a rule has no such
+        # function, so only `copies` can decide.
         self.selects = None if None in selects else tuple(filter(None, selects))
 
     def copies(self, batch: pa.RecordBatch) -> list[Copy]:
-        """Return its copies: one for all rules without an action, one per rule with an action."""
+        """Return the copies that the subscription gets of a batch.
+
+        There is one copy for all rules without an action, and one for each rule with an action.
+        Further copies name the rows for which a rule failed.
+        """
         plain = np.zeros(batch.num_rows, bool)
         copies = []
         for rule in self.rules.values():
@@ -134,7 +140,7 @@ class Subscription(Entity):
         return super()._saved() | {"rules": [rule.saved for rule in self.rules.values()]}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Restore what the log has in addition to the description."""
+        """Restore the values that the log has in addition to the description."""
         super().restore(saved)
         rules = (Rule.restore(text, self.description.path) for text in saved["rules"])
         self.use_rules({rule.description.name.lower(): rule for rule in rules})
@@ -143,7 +149,11 @@ class Subscription(Entity):
 def _selected(
     rule: Rule, batch: pa.RecordBatch, first: int = 0
 ) -> tuple[npt.NDArray[np.bool_], list[tuple[int, str]]]:
-    """Return which rows a rule selects, and those for which it fails, found by bisection."""
+    """Return which rows a rule selects, and the rows for which it fails, each with the reason.
+
+    `first` is added to the numbers of failed rows. If the error does not contain the failed rows,
+    they are found by bisection.
+    """
     count = batch.num_rows
     try:
         return rule.select(batch), []
@@ -166,7 +176,7 @@ def _selected(
 
 
 def shown_error(error: Exception) -> str:
-    """Return the text of a rule's error for people."""
+    """Return the text of a rule's error for the log and for dead-letter descriptions."""
     text = error.text if isinstance(error, MessagingError) else f"{type(error).__name__}: {error}"
     return text[:MAX_REASON_CHARACTERS]
 
@@ -182,7 +192,7 @@ class Topic(Entity):
 
     @property
     def operators(self) -> int:
-        """The operators of all rules of its subscriptions."""
+        """The number of operators in all rules of its subscriptions."""
         return sum(subscription.operators for subscription in self.subscriptions.values())
 
     @property
