@@ -26,7 +26,7 @@ def turn_taken(namespace: EmbeddedNamespace) -> Iterator[None]:
 @contextmanager
 def turn_kept(namespace: EmbeddedNamespace) -> Iterator[None]:
     """Keep the turn as a snapshot does; a real snapshot would be over too soon."""
-    with namespace._writer._turn_kept():
+    with namespace._writer._between_turns():
         yield
 
 

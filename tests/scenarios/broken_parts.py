@@ -19,7 +19,7 @@ from twinbus.broker.queue import queue as queue_module
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.ranges import Leases
-from twinbus.broker.queue.session import SessionHold, Sessions
+from twinbus.broker.queue.session import GrantedLock, Sessions
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.queue.waiters import Waiters
 from twinbus.broker.queue.waiting import Waiting
@@ -39,7 +39,8 @@ from twinbus.protocol.access import AccessKeys
 PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, or reads a message
     *((Waiting, name) for name in ("step", "put", "add", "add_one", "set_due", "due")),
     (Waiting, "expired"),
-    *((Sessions, name) for name in ("grant", "let_go", "add", "expect", "id", "renew", "lapsed")),
+    *((Sessions, name) for name in ("grant", "release", "add", "expect", "number_of", "renew")),
+    (Sessions, "expired"),
     *((Leases, name) for name in ("put", "remove", "renew")),
     *((Waiters, name) for name in ("add", "leave")),
     *((Commit, name) for name in ("reply", "add_batch", "note_transferred")),
@@ -132,10 +133,10 @@ class BrokenParts:
 # -- what there is ---------------------------------------------------------------------------------
 
 
-def locks_of(sessions: Sessions) -> Iterator[tuple[str, SessionHold]]:
+def locks_of(sessions: Sessions) -> Iterator[tuple[str, GrantedLock]]:
     """Yield the name and the lock of each locked session."""
-    for session in sessions.by_id.values():
-        lock = sessions.hold(session.name)
+    for session in sessions.by_number.values():
+        lock = sessions.lock_of(session.name)
         if lock is not None:
             yield session.name, lock
 
@@ -172,9 +173,9 @@ def queue_state(queue: Queue, *, exactly: bool = True) -> dict[str, Any]:
         found |= {name: waiting.get(name, at).tolist() for name in names}
         found["lock"] = waiting.get("lock", at)[stored].tolist()
         found["due"] = waiting.get("due", at)[timed].tolist()
-        found["holds"] = {name: (lock.lock, lock.until) for name, lock in locks_of(sessions)}
+        found["locks"] = {name: (lock.number, lock.until) for name, lock in locks_of(sessions)}
         found["exact leases"] = sorted((x.epoch, x.intervals, x.until) for x in queue.leases)
-        found["sessions"] = {session.name: session.expected for session in sessions.by_id.values()}
+        found["sessions"] = {each.name: each.expected for each in sessions.by_number.values()}
     return found
 
 

@@ -190,7 +190,7 @@ def dead_letter(site: Site, count: int = 1, path: str = QUEUE) -> None:
 
 
 def is_well(site: Site) -> bool:
-    return not ledgers_of(site.engine)._is_sick
+    return not ledgers_of(site.engine)._is_failing
 
 
 def work(site: Site) -> None:

@@ -37,7 +37,7 @@ from tests.scenarios.broken_parts import (
 from tests.scenarios.command_stories import MINUTE, STORIES, TIMERS, Story
 from tests.scenarios.site import Site
 from twinbus.broker.sending.routing import Router
-from twinbus.broker.sending.short_intake import ShortIntake
+from twinbus.broker.sending.row_intake import RowIntake
 from twinbus.broker.store.storage import DiskStorage
 from twinbus.errors import CommandFailedError, MessagingError
 from twinbus.protocol import commands as c
@@ -203,10 +203,10 @@ POISON = b"poison"
 @pytest.fixture
 def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch that holds a certain message break the broker, after it was taken in."""
-    stage, stage_few, place = Router.stage, ShortIntake._stage, ShortIntake._place
+    stage, stage_few, place = Router.stage, RowIntake._stage, RowIntake._place
 
     def failing(short: Callable[..., Any]) -> Callable[..., Any]:
-        def fail_few(self: ShortIntake, entity: Any, messages: Any, *args: Any) -> Any:
+        def fail_few(self: RowIntake, entity: Any, messages: Any, *args: Any) -> Any:
             accepted = short(self, entity, messages, *args)
             if POISON in [message.body for message in messages]:
                 raise RuntimeError("a message nobody can store")
@@ -221,8 +221,8 @@ def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
         return staged
 
     monkeypatch.setattr(Router, "stage", fail)
-    monkeypatch.setattr(ShortIntake, "_stage", failing(stage_few))
-    monkeypatch.setattr(ShortIntake, "_place", failing(place))
+    monkeypatch.setattr(RowIntake, "_stage", failing(stage_few))
+    monkeypatch.setattr(RowIntake, "_place", failing(place))
 
 
 @pytest.mark.usefixtures("poisonous")

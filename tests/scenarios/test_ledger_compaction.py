@@ -183,7 +183,7 @@ def test_records_still_in_the_log_are_reported_when_the_ledger_is_switched_on_ag
 def test_records_that_the_log_has_forgotten_meanwhile_leave_a_gap(small: Site) -> None:
     send(small, "stays")
     small.reopen(ledger=NO_LEDGER)
-    covered = ledgers_of(small.engine).covered
+    covered = ledgers_of(small.engine).covered_record
     let_pass(small)
     small.reopen()
     shown = set(peeked(small))

@@ -215,7 +215,7 @@ def test_a_ledger_that_cannot_be_written_never_disturbs_the_broker(
     for _ in range(3):
         work(blocked)
         roll(blocked)
-    assert "cannot be written and is tried again" in caplog.text
+    assert "rows in memory and tries again" in caplog.text
     assert blocked.engine.restarts == 0
     blocked.reopen()
     work(blocked)

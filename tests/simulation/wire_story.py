@@ -324,8 +324,8 @@ class WireWorld:
     def _is_locked(self, command: Any, value: Any) -> bool:
         queue = self._queue(command.path)
         if isinstance(command, c.AcceptSession):
-            hold = queue.sessions.hold(value.lock.session_id)
-            return hold is not None and token_of(hold.lock, 0) == value.lock.lock_token
+            lock = queue.sessions.lock_of(value.lock.session_id)
+            return lock is not None and token_of(lock.number, 0) == value.lock.lock_token
         if isinstance(command, c.LeaseRange):
             return queue.leases.find(value.epoch) is not None
         if getattr(command, "session", None) is not None:

@@ -1,12 +1,13 @@
 """The ledgers of a namespace: metered operations, and the trail of messages.
 
-The thread with the turn counts operations and follows messages in memory. At intervals the result
-is written, by a separate thread if there are threads. What cannot be written is kept for the next
-time, and never blocks the broker.
+The thread with the turn counts operations and collects the trail in memory. At each roll interval,
+a ledger thread writes both to files; without threads (InlineWriter), the thread with the turn
+writes them. Rows of the trail that cannot be written stay in memory, up to a bound, until the next
+roll. A write never blocks the turns.
 
-A kill loses nothing of the trail: `covered` is the last record of the log whose trail was written,
-and the records after it are followed again at the start. A kill loses counts that were not written
-yet.
+The trail survives a kill: `covered_record` is the last record of the log whose trail is written,
+and the next start derives the trail of the later records from the log again. Operation counts that
+were not written are lost.
 """
 
 import logging
@@ -44,23 +45,25 @@ from twinbus.loglines import facts
 from twinbus.message import Int64s
 from twinbus.protocol.meter import Meter, MeterPeriod, meter_rows
 
-Standing = Iterable[tuple[int, Int64s]]  # queue numbers, each with the numbers of its messages
+PresentMessages = Iterable[
+    tuple[int, Int64s]
+]  # queue numbers, each with the numbers of its messages
 FIXED_SETTINGS = ("is_on", "messages", "bucket")  # of LedgerSettings; they change only at a start
 _log = logging.getLogger("twinbus.broker")
 
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """The identity of a log, and how much of it was lost."""
+    """The identity of a log, and which records at its end are lost."""
 
     id: str  # of the namespace, created with it
     last_record: int  # the last record found in the log
-    lost_until: int  # the last record that it once had; equal: nothing is lost
+    lost_until: int  # the last record that the log ever had; equal to `last_record` if none is lost
 
 
 @dataclass(frozen=True, slots=True)
 class _LedgerWrite:
-    """The rows to be written."""
+    """What one roll hands to the thread that writes."""
 
     buckets: Sequence[MeterPeriod]
     steps: Sequence[Step]
@@ -82,19 +85,20 @@ class Ledgers:
         self.trail: Trail | None = None
         self._roll_us = to_us(settings.roll_interval)
         self._next_roll = now + self._roll_us
-        self._next_stock = now
+        self._next_inventory = now
         self._thread = (
             ThreadPoolExecutor(1, "twinbus-ledger") if background and settings.is_on else None
         )
         self._writing: Future[None] | None = None
         self._writing_since = 0
         self._now = now
-        self._buckets: list[MeterPeriod] = []  # this and the next are used by the thread only
+        # Only the thread that writes uses these two.
+        self._buckets: list[MeterPeriod] = []
         self._steps: list[Step] = []
-        self._covered = self._messages.read_mark()
+        self._covered_record = self._messages.read_mark()
         self._log_id = self._messages.read_log()  # empty: written by an earlier version
-        self._handed_over = self._covered
-        self._is_sick = False
+        self._handed_over = self._covered_record
+        self._is_failing = False
 
     def reconfigure(self, settings: LedgerSettings) -> None:
         """Apply new settings, except those that only change at a start."""
@@ -108,9 +112,9 @@ class Ledgers:
     # -- the trail -----------------------------------------------------------------------------
 
     @property
-    def covered(self) -> int:
-        """The last record of the log whose trail is written."""
-        return self._covered
+    def covered_record(self) -> int:
+        """The last record of the log whose trail is in the ledger files."""
+        return self._covered_record
 
     @property
     def log_id(self) -> str:
@@ -122,53 +126,67 @@ class Ledgers:
         return self._log_id == log
 
     def may_forget(self, record: int) -> bool:
-        """Return whether the log may drop a record; if it is too early, write the trail at once.
+        """Return whether the log may drop the records up to this one.
 
-        A failing disk here must not make the log grow forever.
+        It may if the ledger has their trail. If not, schedule a write and return False. But if the
+        ledger cannot be written, return True: otherwise a failing disk of the ledger would make the
+        log grow without bound.
         """
-        if self.trail is None or record <= self._covered or self._is_sick or self._hangs:
+        if self.trail is None or record <= self._covered_record or self._is_failing or self._hangs:
             return True
         if record > self._handed_over:
             self._next_roll = 0
         return False
 
     def begin_trail(
-        self, begun: Trail, untold: Sequence[Record], lineage: Lineage, now: int
+        self, begun: Trail, uncovered_records: Sequence[Record], lineage: Lineage, now: int
     ) -> None:
-        """Begin with the records that the log still has, at a start or after self-healing."""
+        """Start the trail with the records of the log that the ledger does not cover.
+
+        The recovery calls this at a start and after each self-healing restart.
+        """
         if not (self.settings.is_on and self.settings.messages):
             return
         self.trail = begun
         last = lineage.last_record
         if lineage.lost_until > last:
-            self._state(trail.restored(now, last + 1, lineage.lost_until), self._covered, lineage)
-        elif self._covered > last or self._log_id not in ("", lineage.id):
-            self._covered = self._handed_over = last
-            self._state(beginning(now), last, lineage)
+            self._write_lineage(
+                trail.restored(now, last + 1, lineage.lost_until), self._covered_record, lineage
+            )
+        elif self._covered_record > last or self._log_id not in ("", lineage.id):
+            self._covered_record = self._handed_over = last
+            self._write_lineage(beginning(now), last, lineage)
         self._log_id = lineage.id
-        begun.last_record = min(self._covered, last)
-        for record in untold:
-            self.follow(record.number, [part for part, _ in record.parts], now)
+        begun.last_record = min(self._covered_record, last)
+        for record in uncovered_records:
+            self.add_record(record.number, [part for part, _ in record.parts], now)
         begun.last_record = max(begun.last_record, lineage.lost_until)
 
-    def _state(self, step: Step, covered: int, lineage: Lineage) -> None:
-        """Write at once which log the next rows are about: a kill must not mix up two logs."""
+    def _write_lineage(self, step: Step, covered_record: int, lineage: Lineage) -> None:
+        """Write immediately to which log the next rows belong.
+
+        Without this write, a kill before the next roll could mix up the rows of two logs.
+        """
         try:
             self._messages.write(trail.table_of([step], lambda _: ""), step.at)
-            self._messages.put_mark(covered, lineage.id)
+            self._messages.put_mark(covered_record, lineage.id)
         except OSError as error:
             _log.warning("The ledger in %s cannot be written: %s", self._messages.folder, error)
 
-    def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
+    def add_record(self, record: int, parts: Iterable[Part], now: int) -> None:
         """Add a durable record to the trail; an error here must not disturb the broker."""
         if self.trail is None:
             return
         try:
             if record > self.trail.last_record + 1:  # records were dropped or damaged
                 self.trail.note_gap(now, record - 1)
-            self.trail.follow(record, parts, now)
+            self.trail.add_record(record, parts, now)
         except Exception:  # noqa: BLE001 - see above
-            _log.exception("Record %d of the log cannot be followed in the ledger", record)
+            _log.exception(
+                "Record %d of the log could not be added to the ledger of messages because of an "
+                "internal error. Reports show a gap there. Report this error",
+                record,
+            )
             self.trail.note_gap(now, record)
             self.trail.last_record = record
 
@@ -176,13 +194,13 @@ class Ledgers:
 
     @property
     def next_event(self) -> int:
-        """The time at which `turn` has something to do."""
+        """The time of the next roll."""
         return self._next_roll if self.settings.is_on else NEVER_US
 
     def shift(self, by: int) -> None:
-        """Move the deadlines and begin a new bucket, because the wall clock was set."""
+        """Move the deadlines, and let the meter begin a new bucket: the wall clock was set."""
         self._next_roll += by
-        self._next_stock += by
+        self._next_inventory += by
         self._writing_since += by
         self._now += by
         self.meter.shift(by)
@@ -194,26 +212,34 @@ class Ledgers:
             self.meter.take()
 
     def is_due(self, now: int) -> bool:
-        """Return whether there is something to do after a turn: it is time, or a file is full."""
+        """Return whether `end_turn` must be called: a roll is due, or the trail fills a file."""
         if now < self._next_roll and (self.trail is None or self.trail.rows < LEDGER_FILE_ROWS):
             return False
         return self.settings.is_on
 
-    def end_turn(self, now: int, record: int, standing: Callable[[], Standing | None]) -> None:
-        """Do what is due: `record` is the last record; `standing` returns the present messages."""
-        if now >= self._next_stock:
-            self.take_stock(now, record, standing())
+    def end_turn(
+        self, now: int, record: int, present_messages: Callable[[], PresentMessages | None]
+    ) -> None:
+        """Roll, and add an inventory if it is due.
+
+        `record` is the last record of the log. `present_messages` returns None if memory is ahead
+        of the log.
+        """
+        if now >= self._next_inventory:
+            self.add_inventory(now, record, present_messages())
         self._roll(now)
 
-    def take_stock(self, now: int, record: int, standing: Standing | None) -> None:
-        """Write an inventory of the broker's messages, if it is certain."""
-        if self.trail is not None and standing is not None:
-            self._next_stock = now + to_us(INVENTORY_INTERVAL)
-            self.trail.take_stock(standing, now, record)
+    def add_inventory(
+        self, now: int, record: int, present_messages: PresentMessages | None
+    ) -> None:
+        """Add an inventory to the trail; do nothing if `present_messages` is None."""
+        if self.trail is not None and present_messages is not None:
+            self._next_inventory = now + to_us(INVENTORY_INTERVAL)
+            self.trail.add_inventory(present_messages, now, record)
 
     @property
     def _hangs(self) -> bool:
-        """Whether a write takes too long to wait for."""
+        """Whether the write in progress has exceeded LEDGER_PATIENCE_US."""
         return self._is_writing and self._now - self._writing_since > LEDGER_PATIENCE_US
 
     @property
@@ -221,7 +247,8 @@ class Ledgers:
         return self._writing is not None and not self._writing.done()
 
     def _roll(self, now: int) -> None:
-        if self._is_writing:  # rows that arrive meanwhile are written next time
+        """Hand the collected rows to the ledger thread, or write them if there is none."""
+        if self._is_writing:  # the next roll writes the rows that arrive meanwhile
             self._next_roll = now + LEDGER_PAUSE_US
             if self.trail is not None and self.trail.rows > LEDGER_BUFFERED_ROWS:
                 self.trail.give_up(now)
@@ -230,7 +257,7 @@ class Ledgers:
         steps = self.trail.take() if self.trail is not None else []
         self._handed_over = self.trail.last_record if self.trail is not None else 0
         job = _LedgerWrite(self.meter.take(), steps, self._handed_over, now)
-        if not (job.buckets or job.steps or job.record > self._covered or self._is_sick):
+        if not (job.buckets or job.steps or job.record > self._covered_record or self._is_failing):
             return
         if self._thread is None:
             self._write(job)
@@ -247,11 +274,11 @@ class Ledgers:
             self._thread.shutdown(wait=False)
 
     def _wait(self) -> None:
-        """Wait for a write to end, for a limited time."""
+        """Wait until the write in progress ends, at most LEDGER_PATIENCE_US."""
         if self._writing is not None:
             wait([self._writing], LEDGER_PATIENCE_US / SECOND_US)
 
-    # -- writing, in the writer thread ---------------------------------------------------------
+    # -- writing, in the ledger thread ---------------------------------------------------------
 
     def _write(self, job: _LedgerWrite) -> None:
         self._buckets += job.buckets
@@ -262,10 +289,10 @@ class Ledgers:
                 self._buckets = []
             self._write_trail(job)
         except Exception as error:  # noqa: BLE001 - an error must not stop the broker
-            self._note_sick(error, self._give_up_oldest(job.now))
+            self._note_failure(error, self._give_up_oldest(job.now))
             return
-        if self._is_sick:
-            self._is_sick = False
+        if self._is_failing:
+            self._is_failing = False
             _log.warning(
                 "The ledger in %s can be written again",
                 self._messages.folder.parent,
@@ -275,21 +302,23 @@ class Ledgers:
             self._delete_oldest(job.now)
         except Exception as error:  # noqa: BLE001 - as above
             _log.warning(
-                "Old files of the ledgers in %s cannot be deleted, so that they use more than "
-                "max_bytes: %s. Delete them by hand",
+                "The oldest files of the ledgers in %s cannot be deleted: %s. The ledgers may "
+                "exceed max_bytes. Delete the oldest files by hand",
                 self._messages.folder.parent,
                 error,
             )
 
-    def _note_sick(self, error: Exception, lost: int) -> None:
-        """Log a failure once until a write succeeds, and every loss of rows."""
-        was_sick, self._is_sick = self._is_sick, True
-        if lost or not was_sick:
+    def _note_failure(self, error: Exception, lost: int) -> None:
+        """Log the first failure after a successful write, and every loss of rows."""
+        was_failing, self._is_failing = self._is_failing, True
+        if lost or not was_failing:
             _log.warning(
-                "The ledger in %s cannot be written and is tried again: %s%s",
+                "The ledger in %s cannot be written: %s. The broker keeps up to %d rows in memory "
+                "and tries again%s",
                 self._messages.folder.parent,
                 error,
-                f"; {lost} rows of it were dropped" if lost else "",
+                LEDGER_BUFFERED_ROWS,
+                f". It has dropped the {lost} oldest rows" if lost else "",
                 extra=facts(event="ledger_trouble", reason=str(error), lost_rows=lost),
             )
 
@@ -299,18 +328,18 @@ class Ledgers:
             if rows.num_rows:
                 self._messages.write(rows, job.now)
             self._steps = []
-        if job.record > self._covered:
+        if job.record > self._covered_record:
             self._messages.put_mark(job.record, self._log_id)
-            self._covered = job.record
+            self._covered_record = job.record
 
     def _delete_oldest(self, now: int) -> None:
-        """Delete the oldest files beyond the size limit, and record in the trail what it covers.
+        """Delete the oldest files beyond the size limit.
 
-        The trail first records a gap for the records of these files: otherwise a message whose end
-        was in a deleted file would look lost after a kill.
+        Before that, write a gap for the records of these files: otherwise, after a kill between the
+        two steps, a message whose end was in a deleted file would look lost.
         """
         deleted, self._messages.deleted = self._messages.deleted, None
-        if deleted is not None:  # by retention: complete days
+        if deleted is not None:  # complete days, older than the retention
             self._note_deleted(LedgerEnd((deleted.at // DAY_US + 1) * DAY_US, deleted.record), now)
         max_bytes = self.settings.max_bytes
         if self._size.total() <= max_bytes:
@@ -328,10 +357,15 @@ class Ledgers:
             self._log_deleted(files)
 
     def _end_of(self, files: Sequence[LedgerFile], now: int) -> LedgerEnd:
-        """Return the newest row of files; a file that cannot be read may contain any row."""
+        """Return the time and the record of the newest row of files.
+
+        A file that cannot be read counts as if it contained all rows so far.
+        """
         ends = [newest_row(file.path) for file in files]
         at = max((end.at for end in ends if end is not None), default=now)
-        return LedgerEnd(at, max(self._covered if end is None else end.record for end in ends))
+        return LedgerEnd(
+            at, max(self._covered_record if end is None else end.record for end in ends)
+        )
 
     def _note_deleted(self, end: LedgerEnd, now: int) -> None:
         self._messages.write(trail.table_of([gap(end.at, end.record)], lambda _: ""), now)
@@ -357,7 +391,7 @@ class Ledgers:
         )
 
     def _give_up_oldest(self, now: int) -> int:
-        """Keep rows in memory up to a bound; return how many were dropped."""
+        """Drop the oldest rows beyond LEDGER_BUFFERED_ROWS; return how many were dropped."""
         too_many = sum(map(rows_in, self._steps)) - LEDGER_BUFFERED_ROWS
         given_up, record = 0, 0
         while given_up < too_many:

@@ -1,4 +1,4 @@
-"""Counts the resources that commands use: the turn and the throttle compare them with limits."""
+"""Counts the resources that commands use; the turn and the throttle compare them with limits."""
 
 
 class ResourceCount:
@@ -7,5 +7,5 @@ class ResourceCount:
     __slots__ = ("looked_at", "memory_bytes")
 
     def __init__(self) -> None:
-        self.looked_at = 0  # rows that searches looked at, since the start
+        self.looked_at = 0  # number of rows that searches have read since the start
         self.memory_bytes = 0  # of waiting messages and remembered ids

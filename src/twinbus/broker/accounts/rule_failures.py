@@ -14,7 +14,7 @@ _log = logging.getLogger("twinbus.broker")
 
 
 class RuleFailures:
-    """Counts messages that were dead-lettered because a rule could not be evaluated."""
+    """Counts and logs messages for which a rule could not be evaluated."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self.total = 0
@@ -22,14 +22,18 @@ class RuleFailures:
         self._lines = LineRate(LOG_INTERVAL_US, LOGGED_RULES)
 
     def note(self, path: str, rule: str, messages: int, why: str) -> None:
-        """Count messages for which a subscription's rule failed, and log it at a bounded rate."""
+        """Count messages for which a rule failed; log one line unless the rate is exceeded.
+
+        `path` is the subscription.
+        """
         self.total += messages
         suppressed = self._lines.admit(f"{path.lower()}\0{rule.lower()}", self._now())
         if suppressed is None:
             return
         _log.warning(
-            "Rule %s of %s failed for %d message(s), which are in the dead-letter queue: %s. "
-            "Correct the rule, then send them again. Lines suppressed since the last one: %d",
+            "Rule %s of %s failed for %d message(s): %s. They are in the dead-letter queue, unless "
+            "dead-lettering on filter evaluation exceptions is off. Correct the rule, then send "
+            "them again. Lines suppressed since the last one: %d",
             rule,
             path,
             messages,

@@ -1,7 +1,10 @@
 """Throttling: a namespace refuses requests before it is overloaded. Pure: `now` is an argument.
 
-A facet is a limited resource. Rates are token buckets with the tokens of one second; the others are
-compared with their current use. Above a threshold, the request gets ServerBusy.
+A facet is a quantity with a threshold. For rates, each request takes a token from a bucket that
+holds the tokens of one second. For the other facets, the current use is compared with the
+threshold. A request that finds no token, or a threshold reached, gets `ServerBusyError`.
+
+turn/overload.py calls this before a command is executed.
 """
 
 from dataclasses import dataclass
@@ -41,7 +44,10 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: int, reserve: float = 0.0) -> bool:
-        """Take a token if there is one beyond the reserved part of the rate."""
+        """Take a token and return True; return False if there is none beyond the reserve.
+
+        `reserve` is a fraction of the rate. Rates below 10 per second have no reserve.
+        """
         earned = (now - self._at) * self._rate / SECOND_US
         self._tokens = min(max(self._rate, 1.0), self._tokens + max(0.0, earned))
         self._at = now
@@ -69,7 +75,7 @@ class Throttle:
     """Decides whether a request may proceed."""
 
     def __init__(self, thresholds: Thresholds) -> None:
-        self._take(thresholds)
+        self._apply(thresholds)
         self._namespace: TokenBucket | None = None
         self._entities: dict[str, TokenBucket] = {}
         self._keys: dict[str, TokenBucket] = {}  # of keys that cannot manage the namespace
@@ -77,14 +83,14 @@ class Throttle:
     def reconfigure(self, thresholds: Thresholds) -> None:
         """Apply new thresholds; a changed rate starts with a full bucket."""
         before = self.thresholds
-        self._take(thresholds)
+        self._apply(thresholds)
         if before.operations_per_second != thresholds.operations_per_second:
             self._namespace = None
             self._keys.clear()
         if before.entity_operations_per_second != thresholds.entity_operations_per_second:
             self._entities.clear()
 
-    def _take(self, thresholds: Thresholds) -> None:
+    def _apply(self, thresholds: Thresholds) -> None:
         self.thresholds = thresholds
         self.limits_rates = (
             thresholds.operations_per_second is not None
@@ -92,10 +98,11 @@ class Throttle:
         )
 
     def check_rate(self, path: str, stores: int, now: int, key: str | None = None) -> None:
-        """Refuse if the namespace or this entity gets too many requests; case is ignored.
+        """Raise ServerBusyError if the namespace or this entity gets too many requests.
 
-        `key` is a key that cannot manage the namespace: it has a share of the rate, and leaves a
-        reserve for keys that can.
+        The case of `path` is ignored. `stores` is the number of message stores of the entity; 0
+        means that there is no entity. `key` is the id of a key that cannot manage the namespace:
+        such a key may use a share of the rate, but not the part that is reserved for keys that can.
         """
         rate = self.thresholds.operations_per_second
         if rate is not None:
@@ -114,7 +121,7 @@ class Throttle:
                 raise _busy("entity_operations_per_second", rate * stores, path)
 
     def check_room(self, memory_bytes: int, storage_bytes: int) -> None:
-        """Refuse further messages when memory or storage is nearly used up."""
+        """Raise ServerBusyError if memory or storage has reached its threshold."""
         most = self.thresholds.memory_bytes
         if most is not None and memory_bytes >= most:
             raise _busy("memory_bytes", most, "")
@@ -123,9 +130,10 @@ class Throttle:
             raise _busy("storage_bytes", most, "")
 
     def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
-        """Refuse another waiting receive if there are too many.
+        """Raise ServerBusyError if there are too many waiting receives for another one.
 
-        A key that cannot manage the namespace has a share, and leaves a reserve for keys that can.
+        A key that cannot manage the namespace may use a share of the threshold, but not the part
+        that is reserved for keys that can.
         """
         threshold = self.thresholds.open_receives
         if threshold is None:
@@ -149,7 +157,7 @@ class Throttle:
 
 
 def _busy(facet: str, threshold: float, path: str) -> ServerBusyError:
-    """Return the error for an entity, or for the namespace if the path is empty."""
+    """Return the error for an entity; an empty path means the namespace."""
     return ServerBusyError(
         f"{path or 'the namespace'} exceeds its threshold of {facet} ({threshold:g}); wait "
         f"{SERVER_BUSY_RETRY_S} s before the next request",
@@ -161,5 +169,5 @@ def _busy(facet: str, threshold: float, path: str) -> ServerBusyError:
 
 
 def busy_entity(path: str, what: str, limit: int) -> ServerBusyError:
-    """Return the error for an entity that has the maximum number of something."""
+    """Return the error for an entity that has the maximum number of something, named by `what`."""
     return _busy(what, limit, path)

@@ -5,20 +5,20 @@
                         it left the queue, and why; a dead-lettered, activated or forwarded message
                         was accepted by another queue, or with another number, in the same record
     deleted             the queue was deleted with all its messages
-    standing, inventory the messages that are present at a time: `inventory` marks a statement,
-                        `standing` has the numbers
+    inventory           a list of all present messages begins; `exists` and `standing` rows of the
+                        same record follow
     exists              a queue that stores messages exists, with or without messages
+    standing            messages of the queue that are present at the time of the inventory
     gap                 the ledger does not cover the records up to this one
     begun               another log begins: earlier rows are about messages of the previous log
     restored            the log is an older copy, or lost its end: it lacks the records `first` to
                         `last`, and all rows of these records are void
 
-The trail of a record depends only on the record, so it can be derived again from the log. This is
-how a killed broker later writes what it could not write in time. A row that is written twice is
-equal both times.
+The trail of a record depends only on the record. So the start after a kill derives the rows that
+were not written in time from the log again. A row that is written twice is equal both times.
 
-Following a record only keeps its content without bodies; rows are created from many records at
-once, when they are written.
+`Trail.add_record` keeps the content of a record without message bodies, as steps. `table_of` later
+creates the rows of many records at once. The ledgers (ledgers.py) call both.
 """
 
 import json
@@ -82,13 +82,13 @@ class AcceptedBatch(NamedTuple):
 
     number: int  # of the queue
     first: int  # the first sequence number
-    at: int
-    ids: pa.Array | tuple[str | None, ...]
+    at: int  # time
+    ids: pa.Array | tuple[str | None, ...]  # of the messages
     record: int
 
 
 class Places(NamedTuple):
-    """Places of messages, and their ids."""
+    """Places of messages that queues accepted, and the ids of these messages."""
 
     columns: pa.RecordBatch
     ids: pa.Array
@@ -105,10 +105,10 @@ class Changes(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Intervals of numbers with the same event."""
+    """Intervals of sequence numbers with the same event."""
 
     event: str
-    number: int
+    number: int  # of the queue; 0: the event is about the log
     first: Int64s
     last: Int64s
     at: int
@@ -146,7 +146,7 @@ def _of_the_log(event: str, at: int, record: int) -> Runs:
 
 
 class Trail:
-    """Collects steps until they are written."""
+    """Collects the steps of records until they are written."""
 
     def __init__(self, path_of: Callable[[int], str], ids_of: IdsOf) -> None:
         self._path_of = path_of  # path by queue number; empty if the queue is gone
@@ -174,38 +174,42 @@ class Trail:
                 self._paths[number] = path
         return path
 
-    def follow(self, record: int, parts: Iterable[Part], now: int) -> None:
+    def add_record(self, record: int, parts: Iterable[Part], now: int) -> None:
         """Add the steps of a durable record."""
         ids: dict[int, pa.Array | tuple[str | None, ...]] = {}
         for part in parts:
             at = part.time or now  # older logs have no time
             if part.kind is PartKind.MESSAGES:
-                named = ids[part.number] = _ids_in(part)
+                ids_of_batch = ids[part.number] = _ids_in(part)
                 if part.entity:
                     if part.entity not in self._paths:
                         self.path(part.entity)
-                    step = AcceptedBatch(part.entity, part.first_sequence, at, named, record)
+                    first = part.first_sequence
+                    step = AcceptedBatch(part.entity, first, at, ids_of_batch, record)
                     self._steps.append(step)
-                    self.rows += len(named)
+                    self.rows += len(ids_of_batch)
             elif part.kind is PartKind.PLACES and isinstance(part.columns, EntryRows):
-                self._follow_rows(part, ids, at, record)
+                self._add_places(part, ids, at, record)
             elif part.kind is PartKind.PLACES:
                 columns = _without_rewritten(part, ids)
                 self._note(Places(columns, self._ids(columns, ids), at, record))
             elif part.kind is PartKind.CHANGES:
                 self._note(Changes(part.columns, at, record))
             elif part.kind is PartKind.FACTS:
-                self._follow_facts(part.columns, at, record)
+                self._add_deletions(part.columns, at, record)
         self.last_record = record
 
-    def _follow_rows(
+    def _add_places(
         self,
         part: Part,
         own: dict[int, pa.Array | tuple[str | None, ...]],
         at: int,
         record: int,
     ) -> None:
-        """Add the steps of a few places."""
+        """Add an accepted step for each of a few places.
+
+        `own` contains the ids of the batches in this record, by batch number.
+        """
         for values in part.columns.rows:
             place = PlaceRow(*values)
             ids = own.get(place.batch)
@@ -224,7 +228,11 @@ class Trail:
     def _ids(
         self, places: pa.RecordBatch, own: dict[int, pa.Array | tuple[str | None, ...]]
     ) -> pa.Array:
-        """Return the ids of placed messages, from batches of the record or from older ones."""
+        """Return the message ids of these places.
+
+        `own` contains the ids of the batches in this record. Ids of older batches are read from the
+        log.
+        """
         batch, row = (places.column(name).to_numpy() for name in ("batch", "row"))
         older = ~np.isin(batch, list(own))
         found = self._ids_of(batch[older], row[older]) if older.any() else []
@@ -238,7 +246,7 @@ class Trail:
         every = _joined([found, *own.values()]).combine_chunks()
         return every.take(pa.array(at))
 
-    def _follow_facts(self, facts: pa.RecordBatch, now: int, record: int) -> None:
+    def _add_deletions(self, facts: pa.RecordBatch, now: int, record: int) -> None:
         kinds = facts.column("kind").to_pylist()
         if "entity" not in kinds:
             return
@@ -249,20 +257,20 @@ class Trail:
             number = int(key)
             if value is not None:
                 if number not in self._paths:
-                    self._learn(number, json.loads(value))
+                    self._remember_paths(number, json.loads(value))
                 continue
             for gone in (number, number + 1):  # and its dead-letter queue
                 self.path(gone)
                 first, last = np.array([0]), np.array([_EVERYTHING])
                 self._note(Runs(DELETED, gone, first, last, now, record))
 
-    def _learn(self, number: int, saved: dict[str, Any]) -> None:
-        """Remember the path of an entity, because it may be deleted before the rows are written."""
+    def _remember_paths(self, number: int, saved: dict[str, Any]) -> None:
+        """Remember the paths of an entity: it may be deleted before the rows are written."""
         path = description_of(saved).path
         self._paths |= {number: path, number + 1: dead_letter_path(path)}
 
     def give_up(self, now: int) -> None:
-        """Drop the collected steps, because there are too many."""
+        """Drop the collected steps, because there are too many, and add a gap instead."""
         self._steps, self.rows = [], 0
         self.note_gap(now, self.last_record)
 
@@ -270,10 +278,12 @@ class Trail:
         """Add a gap up to this record."""
         self._note(gap(now, record))
 
-    def take_stock(self, standing: Iterable[tuple[int, Int64s]], now: int, record: int) -> None:
-        """Add an inventory: the numbers of each queue's messages, in order."""
+    def add_inventory(
+        self, present_messages: Iterable[tuple[int, Int64s]], now: int, record: int
+    ) -> None:
+        """Add an inventory; each queue number comes with its sequence numbers in order."""
         self._note(_of_the_log(INVENTORY, now, record))
-        for number, sequence in standing:
+        for number, sequence in present_messages:
             nothing = np.zeros(1, np.int64)
             self._note(Runs(EXISTS, number, nothing, nothing, now, record))
             if not len(sequence):
@@ -284,14 +294,14 @@ class Trail:
 
 
 def _ids_in(part: Part) -> pa.Array | tuple[str | None, ...]:
-    """Return the ids of messages as a copy, because a slice would keep the complete batch alive."""
+    """Return the message ids of a part, copied: a slice would keep the whole batch in memory."""
     if isinstance(part.columns, MessageRows):
         return part.columns.ids()
     return pa.concat_arrays([part.columns.column("message_id"), _NO_IDS])
 
 
 def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
-    """Return concatenated ids; those of single messages are converted together."""
+    """Return concatenated ids; ids in tuples are converted to Arrow together."""
     chunks: list[pa.Array] = []
     single: list[str | None] = []
     for part in ids:
@@ -304,12 +314,12 @@ def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
 
 
 def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
-    """Remove messages that compaction rewrote: they were accepted earlier and stay."""
+    """Return places without the messages that compaction rewrote: earlier rows accepted them."""
     batch, state, enqueued = (
         places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
     )
     rewritten = np.isin(batch, list(own)) & (enqueued < places.time)
-    rewritten &= state != State.SCHEDULED.value  # for these, `enqueued` is their due time
+    rewritten &= state != State.SCHEDULED.value  # `enqueued` of a scheduled message is its due time
     return places.columns.filter(pa.array(~rewritten)) if rewritten.any() else places.columns
 
 
@@ -318,7 +328,7 @@ def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class _LedgerRows:
-    """Columns of the ledger; `at` may be one value for all rows."""
+    """Columns of the ledger; `event` has indices into EVENTS."""
 
     at: Int64s
     event: npt.NDArray[np.int32]
@@ -330,7 +340,7 @@ class _LedgerRows:
 
 
 def table_of(steps: Sequence[Step], path_of: Callable[[int], str]) -> pa.Table:
-    """Return many steps as rows of the ledger."""
+    """Return steps as rows of the ledger."""
     pieces = [
         _of_batches([step for step in steps if isinstance(step, AcceptedBatch)]),
         *(_of_places(step) for step in steps if isinstance(step, Places)),
@@ -415,7 +425,7 @@ def _of_changes(steps: Sequence[Changes]) -> _LedgerRows | None:
 
 
 def _change_batches(steps: Sequence[Changes]) -> list[pa.RecordBatch]:
-    """Return the columns of changes; consecutive ones without columns are converted together."""
+    """Return changes as columns; consecutive steps with few rows are converted together."""
     batches: list[pa.RecordBatch] = []
     for is_rows, group in groupby(steps, lambda step: isinstance(step.columns, ChangeRows)):
         if is_rows:
@@ -441,7 +451,10 @@ def _of_runs(steps: Sequence[Runs]) -> _LedgerRows | None:
 
 
 def _starts(sequence: Int64s, alike: Iterable[npt.NDArray[np.generic]]) -> npt.NDArray[np.intp]:
-    """Return the starts of runs of consecutive numbers with equal values in these columns."""
+    """Return the index of the first row of each run.
+
+    A run has consecutive numbers, and equal values in the columns `alike`.
+    """
     new = np.diff(sequence) != 1
     for column in alike:
         new |= column[1:] != column[:-1]
@@ -449,5 +462,5 @@ def _starts(sequence: Int64s, alike: Iterable[npt.NDArray[np.generic]]) -> npt.N
 
 
 def _ends(starts: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
-    """Return the ends of the runs with these starts."""
+    """Return the index of the last row of each run."""
     return np.append(starts[1:], count) - 1

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.topic import Subscription, Topic
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.entities import (
     DEAD_LETTER_SUFFIX,
     SUBSCRIPTIONS,
@@ -24,7 +24,7 @@ _DEAD_LETTER = DEAD_LETTER_SUFFIX.lower()
 class Directory:
     """Finds entities and their queues."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: QueueContext) -> None:
         self._shared = shared
         self._entities: dict[str, Entity] = {}  # by lower-case path
         self._queues: dict[int, Queue] = {}  # by number in the log
@@ -56,7 +56,7 @@ class Directory:
         return found
 
     def queue(self, path: str) -> tuple[Entity, Queue]:
-        """Return the queue from which messages of a path are received, and its entity."""
+        """Return the entity of a path, and the queue from which its messages are received."""
         if isinstance(path, str) and path.lower().endswith(_DEAD_LETTER):
             entity = self.entity(path[: -len(_DEAD_LETTER)])
             if entity.queue.dead_letter is not None:
@@ -72,7 +72,7 @@ class Directory:
         )
 
     def metered_path(self, path: str) -> str:
-        """Return the path under which operations are metered; unknown paths share one."""
+        """Return the path under which operations are metered: an unknown path becomes ""."""
         name = path.lower()
         entity = self.find(name.removesuffix(_DEAD_LETTER))
         if entity is None:
@@ -81,11 +81,11 @@ class Directory:
         return dead_letter_path(known) if name.endswith(_DEAD_LETTER) else known
 
     def queue_numbered(self, number: int) -> Queue | None:
-        """Return the queue with this number in the log."""
+        """Return the queue with this number in the log; None if it was deleted."""
         return self._queues.get(number)
 
     def make(self, number: int, description: EntityDescription, now: int) -> Entity:
-        """Return a new entity, which is not in the directory yet."""
+        """Return a new entity; `add` puts it into the directory."""
         kind: type[Entity] = Entity
         if isinstance(description, TopicDescription):
             kind = Topic
@@ -94,7 +94,7 @@ class Directory:
         return kind(number, description, self._shared, now)
 
     def add(self, entity: Entity) -> None:
-        """Add an entity."""
+        """Add an entity and its queues; a subscription is also added to its topic."""
         self._entities[entity.description.path.lower()] = entity
         for queue in entity.queues:
             self._queues[queue.entity] = queue
@@ -108,7 +108,7 @@ class Directory:
             topic.subscriptions[description.name.lower()] = entity
 
     def remove(self, entity: Entity) -> None:
-        """Remove an entity."""
+        """Remove an entity and its queues; a subscription is also removed from its topic."""
         del self._entities[entity.description.path.lower()]
         self.topics -= isinstance(entity, Topic)
         for queue in entity.queues:
@@ -122,20 +122,20 @@ class Directory:
                 del topic.subscriptions[entity.description.name.lower()]
 
     def check_forwarding(self, description: EntityDescription) -> None:
-        """Refuse a forward target that is missing, forms a cycle, or makes a chain too long."""
+        """Raise if a forward target is missing, forms a cycle, or makes a chain too long."""
         targets = forward_targets(description)
         if not targets:
             return
         for target in targets:
             self.entity(target)
-        steps = {path: self._next(entity.description) for path, entity in self._entities.items()}
-        steps[description.path.lower()] = self._next(description)
+        steps = {path: self._targets(entity.description) for path, entity in self._entities.items()}
+        steps[description.path.lower()] = self._targets(description)
         if isinstance(description, SubscriptionDescription):
             steps[description.topic_path.lower()].add(description.path.lower())
         for path in steps:
-            _follow(path, steps, ())
+            _check_chain(path, steps, ())
 
-    def _next(self, description: EntityDescription) -> set[str]:
+    def _targets(self, description: EntityDescription) -> set[str]:
         """Return the entities to which messages or dead letters of an entity go."""
         if isinstance(description, TopicDescription):
             topic = self.find(description.path)
@@ -144,19 +144,19 @@ class Directory:
         return {target.lower() for target in forward_targets(description)}
 
 
-def _follow(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
-    """Follow every path of forwarding; raise for a cycle or too many hops."""
+def _check_chain(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
+    """Follow every chain of forwarding from `path` on; raise for a cycle or too many hops."""
     if path in trail:
         raise InvalidArgumentError(
             f"forwarding {' -> '.join((*trail, path))} leads back to where it began. Forward "
-            "to an entity outside of this circle"
+            "to an entity outside of this cycle"
         )
     trail = (*trail, path)
     hops = sum(SUBSCRIPTIONS.lower() not in step for step in trail[1:])
     if hops > MAX_FORWARD_HOPS:
         raise InvalidArgumentError(
             f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops. "
-            "Forward to a later entity directly"
+            "Shorten the chain: forward directly to an entity at its end"
         )
     for onward in steps.get(path, ()):
-        _follow(onward, steps, trail)
+        _check_chain(onward, steps, trail)

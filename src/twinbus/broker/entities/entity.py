@@ -1,4 +1,4 @@
-"""An entity: its description, its queue, and the times of its use."""
+"""An entity: its description, its queue and dead-letter queue, and when it was last used."""
 
 import json
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.queue import Queue, QueueSettings
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.clock import from_us, to_us
 from twinbus.entities import (
     EntityDescription,
@@ -39,11 +39,11 @@ class Entity:
     """A queue; topics and subscriptions extend it."""
 
     def __init__(
-        self, number: int, description: EntityDescription, shared: Shared, created_us: int
+        self, number: int, description: EntityDescription, shared: QueueContext, created_us: int
     ) -> None:
         self.number = number  # in the log; its dead-letter queue has the next number
         self.description = description
-        self.birth = ""  # a nonce of its creation: a later entity of this path has another
+        self.birth = ""  # a nonce of its creation: a later entity with this path has another one
         self.created_us = created_us
         self.updated_us = created_us
         self.accessed_us = created_us
@@ -62,7 +62,7 @@ class Entity:
         self._adopt(description)
 
     def _adopt(self, description: EntityDescription) -> None:
-        """Apply a description, and cache what every send needs of it."""
+        """Apply a description, and cache the values that every send needs."""
         self.description = description
         self.queue.settings = settings = settings_of(description)
         # The number of its message stores, their size (subscriptions share that of their topic),
@@ -84,9 +84,9 @@ class Entity:
             and not settings.requires_session
             and settings.time_to_live_us == NEVER_US
         )
-        # Whether messages may be sent to it; if not, `check_send` or its kind has the reason.
+        # Whether messages may be sent to it; if not, `Sends.sendable` raises the reason.
         is_subscription = isinstance(description, SubscriptionDescription)
-        self.lets_in = description.status.allows_send and not is_subscription
+        self.accepts_sends = description.status.allows_send and not is_subscription
         if self.history is not None and not isinstance(description, SubscriptionDescription):
             self.history.window_us = to_us(description.duplicate_detection_history_time_window)
 
@@ -103,7 +103,7 @@ class Entity:
 
     @property
     def room(self) -> int:
-        """The bytes that it can still accept."""
+        """The bytes that it can still accept; negative above the quota."""
         return self.max_bytes - self.used_bytes
 
     @property
@@ -113,17 +113,17 @@ class Entity:
         return [self.queue] if dead is None else [self.queue, dead]
 
     def note_use(self, now: int) -> None:
-        """Record a use, from which the idle time counts."""
+        """Record a use; the idle time begins again."""
         self.accessed_us = now
         self.queue.idle_at = min(now + self.idle_us, NEVER_US)
 
     def check_send(self) -> None:
-        """Refuse if its status does not allow sends."""
+        """Raise if the status of the entity does not allow sends."""
         if not self.description.status.allows_send:
             raise self._disabled("sends")
 
     def check_receive(self) -> None:
-        """Refuse if its status does not allow receives, or if it forwards all messages."""
+        """Raise if the status does not allow receives, or if the entity forwards all messages."""
         if not self.description.status.allows_receive:
             raise self._disabled("receives")
         if self.forward_to is not None:
@@ -173,7 +173,7 @@ class Entity:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Restore what the log has in addition to the description."""
+        """Restore the values that the log has in addition to the description."""
         self.updated_us = saved["updated"]
         self.birth = saved.get("birth") or str(self.created_us)  # an older log has no birth
 

@@ -1,1 +1,1 @@
-"""Queues: the waiting messages of an entity, what may happen to them, and waiting receivers."""
+"""Queues: the waiting messages of an entity, their locks and leases, and waiting requests."""

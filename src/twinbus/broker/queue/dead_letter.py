@@ -14,7 +14,7 @@ RULE_FAILED = "RuleFailed"
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why a message was dead-lettered, and in which entity."""
+    """Why a message was dead-lettered, and by which entity."""
 
     reason: str | None
     description: str | None
@@ -39,7 +39,7 @@ class Deaths:
         return self._deaths[number]
 
     def number(self, death: Death, entries: Entries) -> int:
-        """Return the number of a reason; a new one is added to the log."""
+        """Return the number of a reason; a new reason is also added to `entries`."""
         known = self._numbers.get(death)
         if known is None:
             known = self._next
@@ -49,17 +49,17 @@ class Deaths:
         return known
 
     def learn(self, number: int, death: Death) -> None:
-        """Add a reason from the log."""
+        """Add a reason with a known number."""
         self._deaths[number] = death
         self._numbers[death] = number
         self._next = max(self._next, number + 1)
 
     def forget(self, number: int) -> None:
-        """Remove a reason that was not written to the log."""
+        """Remove a new reason, because its command failed."""
         del self._numbers[self._deaths.pop(number)]
 
     def keep(self, numbers: set[int]) -> None:
-        """Remove reasons that no message has any more."""
+        """Remove all reasons except these, which messages still have."""
         self._deaths = {n: death for n, death in self._deaths.items() if n in numbers}
         self._numbers = {death: n for n, death in self._deaths.items()}
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from twinbus.broker.lifecycle import State
 from twinbus.broker.queue.dead_letter import Deaths
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.tokens import token_bytes, tokens_for
 from twinbus.broker.queue.waiting import Indices, Waiting
 from twinbus.limits import NEVER_US
@@ -27,14 +27,17 @@ NOTHING = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 class DeliveryLock:
     """The lock of delivered messages."""
 
-    lock: int
+    lock: int  # the lock number
     until: int
 
 
 def delivered(
-    waiting: Waiting, at: Indices, shared: Shared, lock: DeliveryLock | None = None
+    waiting: Waiting, at: Indices, shared: QueueContext, lock: DeliveryLock | None = None
 ) -> pa.RecordBatch:
-    """Return these messages with DELIVERY_SCHEMA; without a lock they are browsed or deleted."""
+    """Return these messages with DELIVERY_SCHEMA.
+
+    `lock` is None if the receiver browses the messages, or deletes them on receipt.
+    """
     get, count = waiting.get, len(at)
     messages = shared.bodies.fetch(get("batch", at), get("row", at))
     sequence = get("sequence", at)
@@ -62,7 +65,7 @@ def delivered(
 
 
 def delivered_rows(
-    waiting: Waiting, at: Indices, shared: Shared, lock: DeliveryLock | None = None
+    waiting: Waiting, at: Indices, shared: QueueContext, lock: DeliveryLock | None = None
 ) -> DeliveryRows:
     """Return a few messages as rows; otherwise like `delivered`."""
     names = ("batch", "row", "sequence", "enqueued", "expires", "failures", "state", "death")

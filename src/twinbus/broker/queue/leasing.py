@@ -1,7 +1,9 @@
-"""Leases of ranges of a queue, with which pipelines read and settle many messages at once.
+"""Leases of ranges of a queue: a syphon or a Spark reader reads and settles many messages at once.
 
 A lease lists its messages as intervals and is stored in the log, so it survives a crash of the
 broker. Its epoch is a fence: a command with the epoch of an ended lease is refused.
+
+turn/queue_commands.py and `Queue.serve_one` call these functions.
 """
 
 from collections.abc import Sequence
@@ -26,19 +28,19 @@ from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleR
 
 @dataclass(frozen=True, slots=True)
 class _Leased(Effect):
-    """A lease that no caller has yet."""
+    """A new lease whose record is not durable yet."""
 
     queue: Queue
     epoch: int
     commit: Commit
 
     def refused(self) -> None:
-        """End the lease; the next record contains it."""
+        """End the lease: the caller gets an error. The next record contains both begin and end."""
         self.queue.end_lease(self.epoch, self.commit)
 
 
 def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
-    """Lease the next deliverable messages, or a given range."""
+    """Lease the next deliverable messages, or a given range; None if there are none."""
     if command.first is None or command.last is None:
         at = queue.waiting.deliverable(command.max_messages)
         if command.past is not None and len(at):
@@ -82,7 +84,11 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
 
 
 def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
-    """Return the first locked or leased message, except in these leases, and the lease's owner."""
+    """Return the number of the first locked or leased message, and the owner of its lease.
+
+    Messages of leases whose epoch is in `past` do not count. The owner is None for a message that a
+    receiver has locked. If there is no such message, return NEVER_US and None.
+    """
     waiting = queue.waiting
     candidates: list[tuple[int, str | None]] = [(NEVER_US, None)]
     if waiting.count(State.LEASED):
@@ -102,7 +108,10 @@ def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
 
 
 def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
-    """Return the deliverable messages of a range, after ending older leases of the owner."""
+    """End older leases of the owner in a range; return the deliverable messages of the range.
+
+    Raise if a receiver has locked, or another owner has leased, a message of the range.
+    """
     at = queue.waiting.between(first, last)
     states = queue.waiting.get("state", at)
     epochs = np.unique(queue.waiting.get("lock", at[states == State.LEASED])).tolist()
@@ -121,7 +130,7 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
 
 
 def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
-    """Renew a lease."""
+    """Renew a lease; return when it expires."""
     lease = queue.leases.get(epoch)
     queue.leases.renew(lease, until)
     key = f"{queue.entity}/{epoch}"
@@ -130,7 +139,7 @@ def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
 
 
 def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
-    """Return the unsettled messages of a lease."""
+    """Return the unsettled messages of a lease with numbers from `first` to `last`."""
     queue.leases.get(command.epoch)
     at = _part(queue, command.epoch, command.first, command.last)
     return queue.browse(at, command.max_bytes)

@@ -1,9 +1,10 @@
 """A queue: the waiting messages of an entity and everything that may happen to them.
 
 Subscriptions, dead-letter queues and the scheduled messages of a topic are queues, too. Methods
-decide, change memory and add to the commit what must be written to the log. Every method gets
-`now`. At the start of a turn, `tick` applies the timers up to that time, so that afterwards no lock
-has expired, no message has expired, and no scheduled message is due.
+decide, change memory, and add to the commit what must be written to the log. Methods that depend on
+the time get `now`. At the start of a turn, `tick` applies the timers up to that time. Afterwards no
+lock has expired, no message has expired, and no scheduled message is due. If more than
+MAX_BATCH_MESSAGES messages have expired or are due, the rest follows in the next turn.
 """
 
 from bisect import bisect_right
@@ -19,8 +20,8 @@ from twinbus.broker.lifecycle import TABLE, Cause, State
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.queue.delivery import NOTHING, DeliveryLock, delivered, delivered_rows
 from twinbus.broker.queue.ranges import Leases
-from twinbus.broker.queue.session import Sessions
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.session import GrantedLock, Sessions
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.tokens import token_columns, token_numbers, token_of
 from twinbus.broker.queue.waiters import Waiter, Waiters
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
@@ -73,8 +74,8 @@ from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.rows import Deliveries
 from twinbus.protocol.table import row_of
 
-_DELETING = -1  # instead of a lock number
-_SET_ASIDE = {
+_DELETING = -1  # the lock number of messages that are being deleted: no token has it
+_CAUSES = {
     Disposition.DEFER: Cause.DEFERRED,
     Disposition.RELEASE: Cause.LAPSED,
 }
@@ -82,7 +83,7 @@ _SET_ASIDE = {
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings on which a queue's behaviour depends, in the broker's units."""
+    """The settings on which a queue's behaviour depends; times are in microseconds."""
 
     lock_us: int
     time_to_live_us: int
@@ -140,7 +141,7 @@ class _Staged(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _Deleted(Effect):
-    """Messages that are deleted at their delivery."""
+    """Messages that are deleted when they are delivered, or by DeleteMessages."""
 
     queue: "Queue"
     at: Indices
@@ -150,8 +151,8 @@ class _Deleted(Effect):
         self.queue.settle_gone(self.at, Cause.COMPLETED)
 
     def refused(self) -> None:
-        """Make the messages deliverable again, because they were not delivered."""
-        self.queue.take_back(self.at)
+        """Make the messages deliverable again, because the request was refused."""
+        self.queue.undo_delete(self.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,29 +172,33 @@ class _StateSet(Effect):
 class Queue:
     """The waiting messages of an entity, and the requests that wait for them."""
 
-    def __init__(self, entity: int, path: str, settings: QueueSettings, shared: Shared) -> None:
+    def __init__(
+        self, entity: int, path: str, settings: QueueSettings, shared: QueueContext
+    ) -> None:
         self.entity = entity  # the queue's number in the log
         self.path = path
         self.settings = settings
         self.shared = shared
         self.dead_letter: Queue | None = None  # None: for a dead-letter queue and a topic's queue
-        self.resend: Resend | None = None  # set if due messages must be routed to other queues
+        # Routes due or parked messages to other queues; None: they stay in this queue.
+        self.resend: Resend | None = None
         self.waiting = Waiting(shared.undo, shared.resources)
         self.sessions = Sessions(shared.undo)
         self.leases = Leases(shared.undo)
         self.waiters = Waiters(entity, shared)
         self.next_sequence = 1
-        self.origins = [(0, "")]  # names as a source of transfers, each with its first number
+        # The names of this queue as an origin, each with the first sequence number it applies to.
+        self.origins = [(0, "")]
         self.pause = 0  # how long its timers are paused after a failure; 0: they work
         self.retry_at = NEVER_US  # when messages parked for forwarding are retried
         self.idle_at = NEVER_US  # when its entity is deleted if it stays unused
 
     @property
     def used_bytes(self) -> int:
-        """The size for quotas of its messages, sessions and session states."""
+        """The bytes of its messages, sessions and session states that count for quotas."""
         waiting, sessions = self.waiting, self.sessions
         message_bytes = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
-        return message_bytes + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions.by_id)
+        return message_bytes + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
         """Return the origin name of the first row, and the rows with the same name."""
@@ -205,8 +210,8 @@ class Queue:
         return self.origins[index][1], at
 
     def touch(self) -> None:
-        """Serve waiting requests at the end of the turn."""
-        self.shared.touched[self.entity] = self
+        """Let the namespace serve the waiting requests of this queue, and set its alarm, later."""
+        self.shared.changed_queues[self.entity] = self
 
     # -- staging -------------------------------------------------------------------------------
 
@@ -222,7 +227,7 @@ class Queue:
         """Add rows as PENDING; they become visible when the commit is durable."""
         ids = None
         if session_ids is not None:
-            ids = [self.sessions.id(name) for name in session_ids]
+            ids = [self.sessions.number_of(name) for name in session_ids]
             self.sessions.expect(ids, 1)
             rows = rows._replace(session=np.array(ids, np.int32))
         first = self.waiting.add(rows)
@@ -231,17 +236,17 @@ class Queue:
         commit.effects.append(_Staged(self, first, count, rows.batch, cause, ids, rows.sequence))
 
     def stage_one(self, enqueued: int, size: int, commit: Commit) -> int:
-        """Add the only message of the next batch, as `stage` does; return its number."""
+        """Add the only message of the next batch, as `stage` does; return its sequence number."""
         number = self.next_sequence
         self.next_sequence = number + 1
         batch = commit.next_batch
         first = self.waiting.add_one(number, enqueued, size, batch)
-        self.shared.touched[self.entity] = self
+        self.shared.changed_queues[self.entity] = self
         commit.effects.append(_Staged(self, first, 1, batch, Cause.ENQUEUED))
         return number
 
     def stage_row(self, placed: PlannedPlace, batch: int, row: int, commit: Commit) -> int:
-        """Add one message of a batch, as `stage` does; return its number."""
+        """Add one message of a batch, as `stage` does; return its sequence number."""
         number = self.next_sequence
         self.next_sequence = number + 1
         more: dict[str, int] = {}
@@ -251,16 +256,19 @@ class Queue:
             more["due"] = placed.enqueued
         ids = sequence = None
         if self.settings.requires_session:
-            ids, sequence = [self.sessions.id(placed.session_id)], np.array([number])
+            ids, sequence = [self.sessions.number_of(placed.session_id)], np.array([number])
             self.sessions.expect(ids, 1)
             more["session"] = ids[0]
         first = self.waiting.add_one(number, placed.enqueued, placed.size, batch, row, **more)
-        self.shared.touched[self.entity] = self
+        self.shared.changed_queues[self.entity] = self
         commit.effects.append(_Staged(self, first, 1, batch, placed.cause, ids, sequence))
         return number
 
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
-        """Add the places of staged rows to the log; a complete batch needs none."""
+        """Add the places of staged rows to the commit.
+
+        The caller omits this if this queue gets a complete batch: the header of its part is enough.
+        """
         at = self.waiting.find(sequence)
         self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
 
@@ -296,19 +304,19 @@ class Queue:
         at = self.within(at, min(command.max_bytes, MAX_RECEIVE_BYTES))
         are_rows = command.takes_rows and (
             len(at) <= ROWS_AS_ROWS
-            # Messages that were sent one by one are stored as rows: no columns need to be made.
+            # Messages that were sent one by one are stored as rows, so no columns must be created.
             or self.shared.bodies.are_single(self.waiting.get("batch", at))
         )
         form = delivered_rows if are_rows else delivered
         return self._deliver(at, command.mode, DeliveryLock(lock, until), commit, form)
 
     def receive_deferred(self, command: ReceiveDeferred, now: int, commit: Commit) -> Metered:
-        """Deliver deferred messages by number, all or none."""
+        """Deliver deferred messages by sequence number, all or none."""
         lock, until = self._lock_for(command.session, now)
         numbers = np.asarray(command.sequence_numbers, np.int64)
         session = -1
         if command.session is not None:
-            session = self.sessions.id(command.session.session_id)
+            session = self.sessions.number_of(command.session.session_id)
         at = self._find_in(numbers, State.DEFERRED, "deferred", session)
         size = int(self.waiting.get("size", at).sum(dtype=np.int64))
         if size > MAX_RECEIVE_BYTES and len(at) > 1:
@@ -319,13 +327,20 @@ class Queue:
         return self._deliver(at, command.mode, DeliveryLock(lock, until), commit)
 
     def _lock_for(self, session: SessionLock | None, now: int) -> tuple[int, int]:
-        """Return the lock of delivered messages, and when it expires."""
+        """Return the number of the lock for messages to be delivered, and when the lock expires.
+
+        With a session, its lock is also the lock of its messages.
+        """
         if session is None:
             return self.shared.locks.next(), now + self.settings.lock_us
-        hold = self._hold(session)
-        return hold.lock, hold.until
+        lock = self._lock_of(session)
+        return lock.number, lock.until
 
     def _find_in(self, numbers: Int64s, state: State, word: str, session: int = -1) -> Indices:
+        """Return the rows of messages in a state; raise if one of them is missing.
+
+        `word` names the state in the error. -1: the messages may have any session.
+        """
         at = self.waiting.find(numbers)
         found = (at >= 0) & (self.waiting.get("state", at) == state.value)
         if session >= 0:
@@ -372,7 +387,7 @@ class Queue:
         if command.session is None:
             at = self.waiting.enqueued_before(before, command.max_messages)
         else:
-            self._hold(command.session)
+            self._lock_of(command.session)
             at = self.sessions.messages(command.session.session_id, self.waiting)
             at = self.waiting.in_state(at, State.ACTIVE)
             at = at[self.waiting.get("enqueued", at) < before][: command.max_messages]
@@ -382,9 +397,9 @@ class Queue:
         return Metered(len(at), load_of_settled(len(at)))
 
     def _delete(self, at: Indices, commit: Commit) -> None:
-        """Remove received messages with the commit.
+        """Delete locked messages when the commit is durable.
 
-        They have no lock: no token and no session can return them.
+        Until then no lock token matches them, and neither a timer nor a session returns them.
         """
         self.waiting.put("lock", at, _DELETING)
         self.waiting.put("due", at, NEVER_US)
@@ -392,19 +407,19 @@ class Queue:
         commit.tentative.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
         commit.effects.append(_Deleted(self, at))
 
-    def take_back(self, at: Indices) -> None:
-        """Make messages deliverable again that were not delivered."""
+    def undo_delete(self, at: Indices) -> None:
+        """Make messages deliverable again, because the log refused to delete them."""
         self.waiting.step(at, Cause.LAPSED)
-        self._stir(at)
+        self._note_deliverable(at)
         self.touch()
 
     def within(self, at: Indices, max_bytes: int) -> Indices:
-        """Return as many rows as fit, at least one."""
+        """Return as many rows as fit into `max_bytes`, at least one."""
         total = np.cumsum(self.waiting.get("size", at), dtype=np.int64)
         return at[: max(1, int(np.searchsorted(total, max_bytes, side="right")))]
 
     def peek(self, command: Peek) -> pa.RecordBatch:
-        """Browse."""
+        """Return visible messages without changing them."""
         first, limit = command.from_sequence_number, command.max_messages
         if command.session_id is None:
             at = self.waiting.from_number(first, limit)
@@ -413,7 +428,7 @@ class Queue:
         return self.browse(at, command.max_bytes)
 
     def browse(self, at: Indices, max_bytes: int) -> pa.RecordBatch:
-        """Return messages without changing them."""
+        """Return these messages, up to `max_bytes`, without changing them."""
         return (
             delivered(self.waiting, self.within(at, min(max_bytes, MAX_RECEIVE_BYTES)), self.shared)
             if len(at)
@@ -425,7 +440,7 @@ class Queue:
     def settle(
         self, tokens: pa.Array, disposition: Disposition, death: Death | None, commit: Commit
     ) -> None:
-        """Settle locked messages; raise for those whose lock was lost."""
+        """Settle the messages that these tokens lock; then raise if any token has no lock."""
         if disposition is Disposition.COMPLETE and len(tokens) == 1:
             self._complete_one(*token_numbers(tokens), commit)
             return
@@ -434,20 +449,20 @@ class Queue:
             assert death is not None
             self.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
         elif disposition is Disposition.ABANDON:
-            self._give_back(at, Cause.ABANDONED, commit)
+            self._return_failed(at, Cause.ABANDONED, commit)
         elif disposition is Disposition.COMPLETE:
             commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.COMPLETED)
             self.settle_gone(at, Cause.COMPLETED)
         else:
-            self.waiting.step(at, _SET_ASIDE[disposition])
+            self.waiting.step(at, _CAUSES[disposition])
             if disposition is Disposition.DEFER:
                 self._note_states(at, commit)
-            self._stir(at)
+            self._note_deliverable(at)
         if lost:
             raise self._lock_lost(lost, len(at))
 
     def _complete_one(self, lock: int, number: int, commit: Commit) -> None:
-        """Complete one message, as `settle` does with several: nearly every settlement is this."""
+        """Complete one message. Nearly every settlement does this, so it avoids arrays."""
         row = self.waiting.locked_row(number, lock)
         if row is None:
             raise self._lock_lost([token_of(lock, number)], 0)
@@ -455,7 +470,7 @@ class Queue:
         self.shared.bodies.release_one(self.waiting.complete(row))
 
     def renew(self, tokens: pa.Array, now: int) -> int:
-        """Lock messages for another lock duration."""
+        """Lock messages for another lock duration; return when the locks expire."""
         if self.settings.requires_session:
             raise InvalidOperationError(
                 f"messages of {self.path} are locked by their session; renew the session instead",
@@ -503,8 +518,11 @@ class Queue:
         self.waiting.step(at, cause)
         self.shared.bodies.release(batches)
 
-    def _give_back(self, at: Indices, cause: Cause, commit: Commit) -> None:
-        """Count a failed delivery; make the messages deliverable or dead-letter them."""
+    def _return_failed(self, at: Indices, cause: Cause, commit: Commit) -> None:
+        """Count a failed delivery; dead-letter messages that failed too often, return the others.
+
+        `cause` is the lifecycle step of the messages that return.
+        """
         failures = self.waiting.get("failures", at) + 1
         self.waiting.put("failures", at, failures)
         dead = failures >= self.settings.max_delivery_count
@@ -519,7 +537,7 @@ class Queue:
             at = at[~dead]
         self.waiting.step(at, cause)
         self._note_states(at, commit)
-        self._stir(at)
+        self._note_deliverable(at)
 
     def _note_states(self, at: Indices, commit: Commit) -> None:
         get = self.waiting.get
@@ -528,10 +546,12 @@ class Queue:
     def bury(
         self, at: Indices, cause: Cause, death: Death, commit: Commit, *, counted: bool = False
     ) -> None:
-        """Move messages to the dead-letter queue; a caller's reason counts for the quota.
+        """Move messages to the dead-letter queue.
 
-        If dead letters are forwarded, they are parked there and go on at the end of the turn: their
-        death must not fail because the record with their copies is refused.
+        `counted`: a client chose the texts of `death`, so their size counts for the quota.
+
+        If the dead-letter queue forwards, the messages are parked there, and forwarded in another
+        record at the end of the turn. If the log refuses that record, they are still dead-lettered.
         """
         if not len(at):
             return
@@ -551,7 +571,10 @@ class Queue:
     def _move(
         self, at: Indices, cause: Cause, target: "Queue", changes: dict[str, Any], commit: Commit
     ) -> None:
-        """Give messages a new number, in this or another queue, in one commit."""
+        """Move messages in one commit: they get new numbers in `target`, which may be this queue.
+
+        `changes` are the columns whose values do not stay.
+        """
         get = self.waiting.get
         names = ("enqueued", "size", "batch", "row", "failures")
         columns: dict[str, Any] = {name: get(name, at) for name in names}
@@ -572,9 +595,12 @@ class Queue:
     # -- sessions ------------------------------------------------------------------------------
 
     def accept(self, session_id: str | None, now: int) -> SessionGrant | None:
-        """Lock a session; None if none is available now."""
+        """Lock a session and return the grant; None if the session is not available now.
+
+        Without a session id, any session with deliverable messages is locked.
+        """
         name = session_id if session_id is not None else self.sessions.available(self.waiting)
-        if name is None or self.sessions.hold(name) is not None:
+        if name is None or self.sessions.lock_of(name) is not None:
             return None
         if self.sessions.locked >= MAX_LOCKED_SESSIONS:
             raise busy_entity(self.path, "locked sessions", MAX_LOCKED_SESSIONS)
@@ -582,46 +608,47 @@ class Queue:
         self.sessions.grant(name, lock, until)
         return SessionGrant(SessionLock(name, token_of(lock, 0)), from_us(until))
 
-    def _hold(self, session: SessionLock) -> Any:
-        hold = self.sessions.hold(session.session_id)
-        if hold is None or token_of(hold.lock, 0) != session.lock_token:
+    def _lock_of(self, session: SessionLock) -> GrantedLock:
+        """Return the lock of a session; raise unless the caller's token belongs to this lock."""
+        lock = self.sessions.lock_of(session.session_id)
+        if lock is None or token_of(lock.number, 0) != session.lock_token:
             raise SessionLockLostError(
                 f"the lock of session {session.session_id!r} of {self.path} has expired or was "
                 "released; accept the session again",
                 path=self.path,
                 session_id=session.session_id,
             )
-        return hold
+        return lock
 
     def renew_session(self, session: SessionLock, now: int) -> int:
-        """Lock a session for another lock duration."""
+        """Lock a session for another lock duration; return when the lock expires."""
         until = now + self.settings.lock_us
-        self.sessions.renew(self._hold(session), until)
+        self.sessions.renew(self._lock_of(session), until)
         return until
 
     def release_session(self, session: SessionLock) -> None:
         """Release a session; its locked messages return without counting a failed delivery."""
-        hold = self._hold(session)
-        at = self._locked_in(session.session_id, hold.lock)
+        lock = self._lock_of(session)
+        at = self._locked_in(session.session_id, lock.number)
         self.waiting.step(at, Cause.LAPSED)
-        self.sessions.let_go(session.session_id, self.waiting)
+        self.sessions.release(session.session_id, self.waiting)
 
     def _locked_in(self, session_id: str, lock: int) -> Indices:
-        """Return the locked messages of a session."""
+        """Return the messages of a session that have the lock with this number."""
         at = self.sessions.messages(session_id, self.waiting)
         at = self.waiting.in_state(at, State.LOCKED, State.DEFERRED_LOCKED)
         return self.waiting.locked_by(at, lock)
 
     def session_state(self, session: SessionLock) -> bytes | None:
-        """Return a session's state."""
-        self._hold(session)
+        """Return a session's state; None if it has none."""
+        self._lock_of(session)
         return self.sessions.states.get(session.session_id)
 
     def set_session_state(
         self, session: SessionLock, state: bytes | None, now: int, commit: Commit
     ) -> None:
-        """Store a session's state, durably."""
-        self._hold(session)
+        """Store a session's state durably; None removes it."""
+        self._lock_of(session)
         name = session.session_id
         commit.must_sync = True
         commit.tentative.facts += self.state_facts(name, state, now)
@@ -673,22 +700,22 @@ class Queue:
 
     def tick(self, now: int, commit: Commit) -> None:
         """Apply the timers up to this time."""
-        for name in self.sessions.lapsed(now):
-            hold = self.sessions.hold(name)
-            assert hold is not None
-            self._give_back(self._locked_in(name, hold.lock), Cause.LAPSED, commit)
-            self.sessions.let_go(name, self.waiting)
+        for name in self.sessions.expired(now):
+            lock = self.sessions.lock_of(name)
+            assert lock is not None
+            self._return_failed(self._locked_in(name, lock.number), Cause.LAPSED, commit)
+            self.sessions.release(name, self.waiting)
         self.end_leases([lease.epoch for lease in self.leases if lease.until <= now], commit)
-        ripe = self.waiting.due(now)
-        if len(ripe):
-            scheduled = self.waiting.get("state", ripe) == State.SCHEDULED
-            self._give_back(ripe[~scheduled], Cause.LAPSED, commit)
-            self._activate(ripe[scheduled], now, commit)
-        old = self.waiting.expired(now)
-        if len(old) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
-            old = old[:MAX_BATCH_MESSAGES]
+        due = self.waiting.due(now)
+        if len(due):
+            scheduled = self.waiting.get("state", due) == State.SCHEDULED
+            self._return_failed(due[~scheduled], Cause.LAPSED, commit)
+            self._activate(due[scheduled], now, commit)
+        expired = self.waiting.expired(now)
+        if len(expired) > MAX_BATCH_MESSAGES:  # the rest follows in the next turn
+            expired = expired[:MAX_BATCH_MESSAGES]
             self.waiting.next_expiry = now
-        self._expire(old, commit)
+        self._expire(expired, commit)
         if now >= self.retry_at:
             self.retry_at = NEVER_US
             self.resend_parked(now, commit)
@@ -709,7 +736,7 @@ class Queue:
         self._move(at, Cause.ACTIVATED, self, columns, commit)
 
     def resend_parked(self, now: int, commit: Commit) -> None:
-        """Forward the parked messages, or keep them if this queue no longer forwards."""
+        """Forward the parked messages; if this queue no longer forwards, make them deliverable."""
         if self.resend is not None:
             self.resend(self.parked(), Cause.FORWARDED, now, commit)
         else:
@@ -720,20 +747,23 @@ class Queue:
         return self.waiting.in_state(self.waiting.all(), State.TRANSFERRING)
 
     def keep_parked(self, at: Indices, commit: Commit) -> None:
-        """Make parked messages deliverable here: this queue is their destination."""
+        """Make parked messages deliverable in this queue."""
         self.waiting.step(at, Cause.ENQUEUED)
         self._note_states(at, commit)
-        self._stir(at)
+        self._note_deliverable(at)
 
     def look_again(self, cause: Cause, now: int) -> None:
-        """Continue with the other messages to be forwarded in the next turn."""
+        """Let the next turn continue with the other parked or due messages.
+
+        `cause` is FORWARDED for parked messages, and ACTIVATED for scheduled ones.
+        """
         if cause is Cause.FORWARDED:
             self.retry_at = now
         else:
             self.waiting.next_due = min(self.waiting.next_due, now)
 
     def try_again(self, at: Indices, cause: Cause, now: int) -> None:
-        """Let messages to be forwarded wait a little, after a refused commit."""
+        """Try again a little later to forward or activate messages: the log refused the commit."""
         if cause is Cause.FORWARDED:
             self.retry_at = now + FORWARD_RETRY_US
         else:
@@ -751,11 +781,11 @@ class Queue:
             self.settle_gone(at, Cause.EXPIRED)
 
     def end_lease(self, epoch: int, commit: Commit) -> None:
-        """Return the numbers that a lease still has."""
+        """End a lease; its unsettled messages become deliverable."""
         self.end_leases([epoch], commit)
 
     def end_leases(self, epochs: list[int], commit: Commit) -> None:
-        """Return the numbers that leases still have, in one pass over their messages."""
+        """End leases in one pass over the messages; unsettled messages become deliverable."""
         if not epochs:
             return
         if len(epochs) == 1:
@@ -771,25 +801,25 @@ class Queue:
                 commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
 
     def leased(self, epoch: int) -> Indices:
-        """Return the rows that a lease still has."""
+        """Return the rows of the unsettled messages of a lease."""
         lease = self.leases.find(epoch)
         if lease is None or not lease.intervals:
             return np.empty(0, np.intp)
         at = self.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
         return self.waiting.locked_by(self.waiting.in_state(at, State.LEASED), epoch)
 
-    def _stir(self, at: Indices) -> None:
+    def _note_deliverable(self, at: Indices) -> None:
         if self.settings.requires_session and len(at):
-            self.sessions.stir(np.unique(self.waiting.get("session", at)).tolist())
+            self.sessions.note_deliverable(np.unique(self.waiting.get("session", at)).tolist())
 
     # -- waiting requests ----------------------------------------------------------------------
 
     def serve(self, serve_one: Callable[[Waiter], bool]) -> None:
-        """Deliver messages to waiting requests."""
+        """Call `serve_one` for waiting requests, in order of arrival, until no message is left."""
         self.waiters.serve(serve_one, all_the_same=not self.settings.requires_session)
 
     def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
-        """Deliver messages to one waiting request; return whether there were any."""
+        """Answer one waiting request if it can be answered; return whether it was answered."""
         command = waiter.command
         found: Any
         try:
@@ -817,12 +847,12 @@ class Queue:
         *,
         is_idle: bool = False,
     ) -> Operation:
-        """Return the operation of a request that waited here."""
+        """Return what the meter counts for a request that waited here."""
         purpose = purpose_of(command, self.path, is_idle=is_idle)
         return Operation(self.path, row_of(command).kind, purpose, outcome, load)
 
     def _dismiss(self, now: int, commit: Commit) -> None:
-        """Answer the requests whose waiting time is over."""
+        """Answer the requests whose deadline has passed."""
         for waiter in self.waiters.leave(now):
             if isinstance(waiter.command, AcceptSession):
                 error = self.no_session(waiter.command.session_id, has_waited=True)
@@ -837,7 +867,7 @@ class Queue:
         """Drop the messages and refuse waiting requests, because the entity is deleted."""
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
-        self.shared.touched.pop(self.entity, None)
+        self.shared.changed_queues.pop(self.entity, None)
         self.turn_away(
             EntityNotFoundError(f"{self.path} was deleted. Create it again", path=self.path), commit
         )

@@ -12,9 +12,9 @@ from twinbus.limits import NEVER_US
 
 @dataclass(slots=True)
 class Lease:
-    """Messages, as intervals of their numbers, that are leased to an owner."""
+    """The messages that an owner has leased, as intervals of their sequence numbers."""
 
-    owner: str
+    owner: str  # a name that the client gave
     epoch: int
     intervals: list[tuple[int, int]]
     until: int
@@ -25,7 +25,7 @@ class Lease:
         return head + b"\n" + pack(self.intervals)
 
     def renewal(self) -> bytes:
-        """Return the expiry time in the form of the log; a renewal need not repeat the rest."""
+        """Return only the expiry time in the form of the log, because only it has changed."""
         return json.dumps(self.until).encode()
 
     @classmethod
@@ -57,8 +57,8 @@ class Leases:
         lease = self._leases.get(epoch)
         if lease is None:
             raise StaleEpochError(
-                f"epoch {epoch} has no lease here: it expired, was released, or another "
-                "lease replaced it. Lease the range again; nothing was changed",
+                f"epoch {epoch} has no lease here: the lease expired, was released, or was "
+                "replaced by another one. Nothing was changed. Lease the range again",
                 epoch=epoch,
             )
         return lease

@@ -1,7 +1,10 @@
 """The sessions of an entity: their messages, locks and states.
 
-A session belongs to the receiver that locked it until the lock expires; its messages are delivered
-in order. Sessions with neither messages nor a lock need no memory, except for their state.
+Until the lock of a session expires, only the receiver that locked it gets its messages, in order.
+Each session has an id, which the application chose (here its *name*), and a small number, which
+rows contain. A session without messages and without a lock uses no memory, except for its state.
+
+A `Queue` has one `Sessions` object and calls it from the thread with the turn.
 """
 
 from array import array
@@ -21,78 +24,84 @@ from twinbus.limits import NEVER_US, SCAN_ROWS
 from twinbus.message import Int64s
 
 _Wanted = Callable[[npt.NDArray[np.uint8]], Any]  # selects states
-_FIRST_ROWS = 16  # looked at first: most searches find what they want there
+_FIRST_ROWS = 16  # rows that a search reads first: most searches end there
 
 
 @dataclass(slots=True)
-class SessionHold:
-    """An exclusive lock on a session."""
+class GrantedLock:
+    """The exclusive lock of a receiver on a session."""
 
-    lock: int
-    until: int
+    number: int  # the lock number, which is part of the token
+    until: int  # when the lock expires
 
 
 @dataclass(slots=True)
 class _Session:
     name: str
-    numbers: "array[int]" = field(default_factory=lambda: array("q"))  # of its messages, in order
+    # Of its messages, in order; numbers of messages that are gone stay here until `_trim`.
+    sequence_numbers: "array[int]" = field(default_factory=lambda: array("q"))
     expected: int = 0  # number of messages that are not durable yet
-    trim_at: int = 0  # the length of `numbers` at which removed messages are trimmed
+    trim_at: int = 0  # the length of `sequence_numbers` at which `_trim` is called
 
 
 class Sessions:
-    """The sessions of an entity, by id and by the small number that rows contain."""
+    """The sessions of an entity, by name and by number."""
 
     def __init__(self, undo: Undo | None = None) -> None:
         self._undo = undo or Undo()
-        self.by_id: dict[int, _Session] = {}
-        self._ids: dict[str, int] = {}
-        self._free: list[int] = []
-        self._holds: dict[str, SessionHold] = {}
+        self.by_number: dict[int, _Session] = {}
+        self._numbers: dict[str, int] = {}  # by name
+        self._free: list[int] = []  # numbers of removed sessions, to be used again
+        self._locks: dict[str, GrantedLock] = {}  # by name
         self.next_due = NEVER_US  # a lower bound: no lock expires earlier
-        self._candidates: dict[int, None] = {}  # may have deliverable messages, oldest first
-        self.states: dict[str, bytes] = {}
-        self.updated: dict[str, int] = {}  # by session id: when its state was set
-        self.state_bytes = 0  # size of all states and their ids
+        # Numbers of unlocked sessions that may have deliverable messages, in the order in which the
+        # sessions became candidates.
+        self._candidates: dict[int, None] = {}
+        self.states: dict[str, bytes] = {}  # by name
+        self.updated: dict[str, int] = {}  # by name: when the state of the session was set
+        self.state_bytes = 0  # size of all states and of the names of their sessions
 
-    def id(self, name: str) -> int:
-        """Return the number of a session in rows."""
-        known = self._ids.get(name)
-        if known is None:
-            known = self._free.pop() if self._free else len(self._ids)
-            self._ids[name] = known
-            self.by_id[known] = _Session(name)
-            self._undo.note(lambda: self.forget_idle([known]))
-        return known
+    def number_of(self, name: str) -> int:
+        """Return the number of a session; a session without one gets a new number."""
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._numbers)
+            self._numbers[name] = number
+            self.by_number[number] = _Session(name)
+            self._undo.note(lambda: self.forget_idle([number]))
+        return number
 
-    def add(self, ids: Iterable[int], numbers: Int64s) -> None:
-        """Add messages of sessions."""
-        for session_id, number in zip(ids, numbers.tolist(), strict=True):
-            session = self.by_id[session_id]
-            session.numbers.append(number)
-            self._undo.note(session.numbers.pop)
-            self._nominate(session_id)
+    def add(self, numbers: Iterable[int], sequence: Int64s) -> None:
+        """Add visible messages: for each the number of its session, and its sequence number."""
+        for number, sequence_number in zip(numbers, sequence.tolist(), strict=True):
+            session = self.by_number[number]
+            session.sequence_numbers.append(sequence_number)
+            self._undo.note(session.sequence_numbers.pop)
+            self._add_candidate(number)
 
-    def expect(self, ids: Iterable[int], count: int) -> None:
-        """Count messages of these sessions that are not durable yet, or (-1) no longer are."""
-        for session_id in ids:
-            self.by_id[session_id].expected += count
+    def expect(self, numbers: Iterable[int], change: int) -> None:
+        """Change the number of messages of each session that are not durable yet.
+
+        `change` is 1 when a message is staged, and -1 when the message is durable or was refused.
+        """
+        for number in numbers:
+            self.by_number[number].expected += change
         if self._undo.is_on:
-            session_ids = list(ids)
-            self._undo.note(lambda: self.expect(session_ids, -count))
+            changed = list(numbers)
+            self._undo.note(lambda: self.expect(changed, -change))
 
-    def _nominate(self, session_id: int) -> None:
-        if self.by_id[session_id].name not in self._holds:
-            self._candidates.setdefault(session_id)
+    def _add_candidate(self, number: int) -> None:
+        if self.by_number[number].name not in self._locks:
+            self._candidates.setdefault(number)
 
-    def stir(self, ids: Iterable[int]) -> None:
+    def note_deliverable(self, numbers: Iterable[int]) -> None:
         """Record that messages of these sessions may be deliverable again."""
-        for session_id in ids:
-            if session_id in self.by_id:
-                self._nominate(session_id)
+        for number in numbers:
+            if number in self.by_number:
+                self._add_candidate(number)
 
     def keep_state(self, name: str, state: bytes | None, updated: int) -> None:
-        """Set the state of a session and its time; None removes it."""
+        """Set the state of a session and the time of this change; None removes the state."""
         before = self.states.pop(name, None)
         self.updated.pop(name, None)
         if before is not None:
@@ -103,13 +112,14 @@ class Sessions:
             self.state_bytes += len(name) + len(state)
 
     def listed(self, waiting: Waiting, skip: int, most: int) -> list[str]:
-        """Return a page of the sessions that have messages, except scheduled ones, or a state.
+        """Return a page of the names of sessions that have unscheduled messages or a state.
 
-        They are in the order of their oldest such messages; it looks at no more rows than needed.
+        Sessions with messages come first, in the order of their oldest unscheduled message. The
+        search stops when the page is full.
         """
-        if skip >= len(self.by_id) + len(self.states):
+        if skip >= len(self.by_number) + len(self.states):
             return []
-        has_messages = np.zeros(max(self.by_id, default=-1) + 1, np.bool_)
+        has_messages = np.zeros(max(self.by_number, default=-1) + 1, np.bool_)
         active: list[int] = []
         for at in waiting.unscheduled():
             sessions = waiting.get("session", at)
@@ -119,7 +129,7 @@ class Sessions:
             active += sessions[firsts].tolist()
             if len(active) >= skip + most:
                 break
-        page = [self.by_id[session].name for session in active[skip : skip + most]]
+        page = [self.by_number[session].name for session in active[skip : skip + most]]
         if len(page) < most:
             stated = (name for name in self.states if not self._is_among(name, has_messages))
             first = max(skip - len(active), 0)
@@ -127,8 +137,9 @@ class Sessions:
         return page
 
     def _is_among(self, name: str, has_messages: npt.NDArray[np.bool_]) -> bool:
-        known = self._ids.get(name)
-        return known is not None and known < len(has_messages) and bool(has_messages[known])
+        """Return whether `has_messages`, which is indexed by session number, is True."""
+        number = self._numbers.get(name)
+        return number is not None and number < len(has_messages) and bool(has_messages[number])
 
     def updated_after(self, moment: int) -> list[str]:
         """Return the sessions whose state was set after this time."""
@@ -138,123 +149,130 @@ class Sessions:
 
     def __len__(self) -> int:
         """Return the number of sessions that have messages or a lock."""
-        return len(self.by_id)
+        return len(self.by_number)
 
     @property
     def locked(self) -> int:
         """The number of locked sessions."""
-        return len(self._holds)
+        return len(self._locks)
 
-    def renew(self, hold: SessionHold, until: int) -> None:
+    def renew(self, lock: GrantedLock, until: int) -> None:
         """Set when the lock of a session expires."""
-        before = hold.until
-        hold.until = until
-        self._undo.note(lambda: setattr(hold, "until", before))
+        before = lock.until
+        lock.until = until
+        self._undo.note(lambda: setattr(lock, "until", before))
 
     def shift(self, by: int) -> None:
         """Move every deadline, because the wall clock was set."""
-        for hold in self._holds.values():
-            hold.until += by
-        self.next_due = min((hold.until for hold in self._holds.values()), default=NEVER_US)
+        for lock in self._locks.values():
+            lock.until += by
+        self.next_due = min((lock.until for lock in self._locks.values()), default=NEVER_US)
 
-    def hold(self, name: str) -> SessionHold | None:
-        """Return the lock of a session."""
-        return self._holds.get(name)
+    def lock_of(self, name: str) -> GrantedLock | None:
+        """Return the lock of a session; None if the session is not locked."""
+        return self._locks.get(name)
 
     def grant(self, name: str, lock: int, until: int) -> None:
-        """Lock an unlocked session."""
-        self._candidates.pop(self.id(name), None)
-        self._holds[name] = SessionHold(lock, until)
+        """Lock an unlocked session; `lock` is the lock number."""
+        self._candidates.pop(self.number_of(name), None)
+        self._locks[name] = GrantedLock(lock, until)
         self.next_due = min(self.next_due, until)
-        self._undo.note(lambda: self._take_back(name))
+        self._undo.note(lambda: self._withdraw(name))
 
-    def _take_back(self, name: str) -> None:
-        """Undo a grant."""
-        del self._holds[name]
-        self._candidates.setdefault(self._ids[name])
+    def _withdraw(self, name: str) -> None:
+        """Undo `grant`."""
+        del self._locks[name]
+        self._candidates.setdefault(self._numbers[name])
 
-    def let_go(self, name: str, waiting: Waiting) -> None:
+    def release(self, name: str, waiting: Waiting) -> None:
         """Remove the lock of a session."""
-        hold, known = self._holds.pop(name), self._ids[name]
-        session = self.by_id[known]
-        numbers = session.numbers
+        lock, number = self._locks.pop(name), self._numbers[name]
+        session = self.by_number[number]
+        sequence_numbers = session.sequence_numbers
 
-        def give_again() -> None:
-            if name not in self._ids:
-                self._free.remove(known)
-                self._ids[name], self.by_id[known] = known, session
-            session.numbers, self._holds[name] = numbers, hold
-            self._candidates.pop(known, None)
-            self.next_due = min(self.next_due, hold.until)
+        def restore() -> None:
+            if name not in self._numbers:
+                self._free.remove(number)
+                self._numbers[name], self.by_number[number] = number, session
+            session.sequence_numbers, self._locks[name] = sequence_numbers, lock
+            self._candidates.pop(number, None)
+            self.next_due = min(self.next_due, lock.until)
 
-        self._undo.note(give_again)
-        self._candidates.setdefault(known)
+        self._undo.note(restore)
+        self._candidates.setdefault(number)
         _trim(session, waiting)
-        self.forget_idle([known])
+        self.forget_idle([number])
 
-    def lapsed(self, now: int) -> list[str]:
-        """Return the sessions whose locks have expired, and update the bound."""
+    def expired(self, now: int) -> list[str]:
+        """Return the names of sessions whose locks have expired, and update `next_due`."""
         if now < self.next_due:
             return []
-        later = (hold.until for hold in self._holds.values() if hold.until > now)
+        later = (lock.until for lock in self._locks.values() if lock.until > now)
         self.next_due = min(later, default=NEVER_US)
-        return [name for name, hold in self._holds.items() if hold.until <= now]
+        return [name for name, lock in self._locks.items() if lock.until <= now]
 
     def available(self, waiting: Waiting) -> str | None:
-        """Return the unlocked session whose deliverable messages have waited longest."""
+        """Return the name of the first candidate with deliverable messages; None if there is none.
+
+        Candidates without deliverable messages are removed.
+        """
         while self._candidates:
-            session_id = next(iter(self._candidates))
-            session = self.by_id[session_id]
+            number = next(iter(self._candidates))
+            session = self.by_number[number]
             if len(self.deliverable(session.name, 1, waiting)):
                 return session.name
-            del self._candidates[session_id]
+            del self._candidates[number]
             _trim(session, waiting)
-            self.forget_idle([session_id])
+            self.forget_idle([number])
         return None
 
     # -- messages ------------------------------------------------------------------------------
 
     def deliverable(self, name: str, limit: int, waiting: Waiting) -> Indices:
         """Return the first active messages of a session, in order."""
-        session = self.by_id[self._ids[name]]
-        if len(session.numbers) >= session.trim_at:
+        session = self.by_number[self._numbers[name]]
+        if len(session.sequence_numbers) >= session.trim_at:
             _trim(session, waiting)
-        return _found(session.numbers, 0, limit, waiting, lambda s: s == State.ACTIVE.value)
+        numbers = session.sequence_numbers
+        return _found(numbers, 0, limit, waiting, lambda s: s == State.ACTIVE.value)
 
     def visible(self, name: str, first: int, limit: int, waiting: Waiting) -> Indices:
-        """Return up to `limit` visible messages of a session, numbered `first` or above."""
-        known = self._ids.get(name)
-        if known is None:
+        """Return up to `limit` visible messages of a session, from sequence number `first` on."""
+        number = self._numbers.get(name)
+        if number is None:
             return np.empty(0, np.intp)
-        numbers = self.by_id[known].numbers
+        numbers = self.by_number[number].sequence_numbers
         return _found(
             numbers, bisect_left(numbers, first), limit, waiting, lambda s: s > State.PENDING.value
         )
 
     def messages(self, name: str, waiting: Waiting) -> Indices:
         """Return every message of a session that is not gone, in order."""
-        if name not in self._ids:
+        if name not in self._numbers:
             return np.empty(0, np.intp)
-        numbers = np.array(self.by_id[self._ids[name]].numbers, np.int64)
+        numbers = np.array(self.by_number[self._numbers[name]].sequence_numbers, np.int64)
         at = waiting.find(numbers)
         return at[at >= 0]
 
-    def forget_idle(self, ids: Iterable[int]) -> None:
-        """Remove those of these sessions that have neither messages nor a lock."""
-        for session_id in ids:
-            session = self.by_id.get(session_id)
-            if session is None or session.name in self._holds:
+    def forget_idle(self, numbers: Iterable[int]) -> None:
+        """From these sessions, remove the ones without messages and without a lock."""
+        for number in numbers:
+            session = self.by_number.get(number)
+            if session is None or session.name in self._locks:
                 continue
-            if not session.numbers and not session.expected:
-                self._candidates.pop(session_id, None)
-                del self.by_id[session_id], self._ids[session.name]
-                self._free.append(session_id)
+            if not session.sequence_numbers and not session.expected:
+                self._candidates.pop(number, None)
+                del self.by_number[number], self._numbers[session.name]
+                self._free.append(number)
 
 
 def _found(
     numbers: "array[int]", start: int, limit: int, waiting: Waiting, wanted: _Wanted
 ) -> Indices:
-    """Return up to `limit` messages in wanted states, from a position in their numbers on."""
+    """Return the rows of up to `limit` messages in wanted states.
+
+    The search begins at index `start` of `numbers`, the sequence numbers of a session.
+    """
     found: list[Indices] = []
     missing, width = limit, max(_FIRST_ROWS, min(limit, SCAN_ROWS))
     while missing > 0 and start < len(numbers):
@@ -268,7 +286,7 @@ def _found(
 
 
 def _trim(session: _Session, waiting: Waiting) -> None:
-    """Remove the numbers of messages that are gone."""
-    numbers = np.array(session.numbers, np.int64)
-    session.numbers = array("q", numbers[waiting.find(numbers) >= 0].tolist())
-    session.trim_at = 2 * len(session.numbers)
+    """Remove the sequence numbers of messages that are gone."""
+    numbers = np.array(session.sequence_numbers, np.int64)
+    session.sequence_numbers = array("q", numbers[waiting.find(numbers) >= 0].tolist())
+    session.trim_at = 2 * len(session.sequence_numbers)

@@ -1,4 +1,4 @@
-"""What all queues of a namespace share."""
+"""The state that all queues of a namespace share: stores, counters, and which queues changed."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Shared:
-    """Bodies, dead-letter reasons and lock numbers; and the queues changed in this turn."""
+class QueueContext:
+    """The shared state; each queue and the namespace refer to the same object."""
 
     bodies: Bodies
     deaths: Deaths
@@ -28,10 +28,14 @@ class Shared:
     undo: Undo  # of the current command
     nonce: Callable[[], str]  # returns names that cannot be guessed
     rule_failures: RuleFailures
-    touched: "dict[int, Queue]" = field(default_factory=dict)  # changed since they were served
-    # Dead-letter queues with messages that were parked in this turn and go on at its end.
+    # Queues whose messages, waiting requests or deadlines may have changed, by queue number.
+    # `BrokerNamespace.serve` serves these queues, sets their alarms, and removes them from here.
+    changed_queues: "dict[int, Queue]" = field(default_factory=dict)
+    # Dead-letter queues with messages that were parked in this turn. The engine forwards these
+    # messages at the end of the turn.
     parked: "dict[int, Queue]" = field(default_factory=dict)
     open_receives: int = 0  # number of waiting requests
     waits: Counter[str] = field(default_factory=Counter)  # number of waiting requests by principal
-    waits_at: dict[int, int] = field(default_factory=dict)  # by waiting request: number of a queue
+    # By `id()` of a waiting request: the number of the queue where it waits.
+    waits_at: dict[int, int] = field(default_factory=dict)
     resources: ResourceCount = field(default_factory=ResourceCount)

@@ -3,8 +3,8 @@
     bytes 0..8   lock number, big-endian
     bytes 8..16  sequence number, big-endian (0 for a session)
 
-Lock numbers begin at a random number of 61 bits at each start, so a token from before a restart is
-never valid: not after the clock was set back, and not after the directory was restored.
+At each start, lock numbers begin at a random number of 61 bits. So a token from before a restart is
+not valid, even if the clock was set back or the directory was restored from a backup.
 """
 
 import struct
@@ -21,7 +21,7 @@ _TOKEN = struct.Struct(">qq")
 
 
 class LockNumbers:
-    """Numbers for locks and lease epochs, never the same twice."""
+    """Creates the numbers of locks and the epochs of leases; each number is used once."""
 
     def __init__(self, start: int) -> None:
         self.last = start
@@ -53,7 +53,7 @@ def tokens_for(lock: int, numbers: Int64s) -> pa.Array:
 
 
 def token_numbers(tokens: pa.Array) -> tuple[int, int]:
-    """Return the lock number and the sequence number of the only token."""
+    """Return the lock number and the sequence number of a column with one token."""
     lock, number = _TOKEN.unpack(tokens[0].as_py())
     return lock, number
 

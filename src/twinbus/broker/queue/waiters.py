@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.limits import NEVER_US
 from twinbus.protocol.commands import AcceptSession, LeaseRange, Receive
 from twinbus.protocol.requests import Request
@@ -19,16 +19,18 @@ class Waiter:
     request: Request
     command: Receive | AcceptSession | LeaseRange
     deadline: int
-    behind: str | None = None  # who had locked or leased the messages when it began to wait
+    # Of a LeaseRange: the owner of the lease that was in its way when it began to wait. None: there
+    # was no such lease, or a receiver had locked the messages.
+    behind: str | None = None
 
 
 class Waiters:
     """The waiting requests of a queue."""
 
-    def __init__(self, entity: int, shared: Shared) -> None:
+    def __init__(self, entity: int, shared: QueueContext) -> None:
         self._entity = entity  # number of the queue
         self._shared = shared
-        self.line: _Line = OrderedDict()  # in order of arrival, by identity of the request
+        self.line: _Line = OrderedDict()  # in order of arrival, by `id()` of the request
         self._receives = 0  # number of receives in the line
         self.next_deadline = NEVER_US  # a lower bound: no request times out earlier
 
@@ -40,7 +42,7 @@ class Waiters:
 
     @property
     def has_receives(self) -> bool:
-        """Whether a receive waits, which gets deliverable messages first."""
+        """Whether a receive waits here: it gets messages before a receive that arrives later."""
         return self._receives > 0
 
     def add(self, waiter: Waiter) -> None:
@@ -62,8 +64,8 @@ class Waiters:
         if not self._shared.waits[principal]:
             del self._shared.waits[principal]
 
-    def _take_back(self, line: _Line, gone: list[Waiter]) -> None:
-        """Undo a removal."""
+    def _undo_removal(self, line: _Line, gone: list[Waiter]) -> None:
+        """Undo `_remove`: `line` is the line before it."""
         self.line = line
         for waiter in gone:
             self._count(waiter, 1)
@@ -76,10 +78,11 @@ class Waiters:
         self.next_deadline = min((waiter.deadline for waiter in self), default=NEVER_US)
 
     def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
-        """Serve the requests for which there are messages.
+        """Serve the requests for which there are messages, in order of arrival.
 
-        If all want the same, none can be served when the first cannot. But a lease may wait for
-        locked messages while a receive behind it can be served.
+        With `all_the_same`, every request waits for any message. If a receive finds none, the
+        requests behind it find none either, so the loop ends. It does not end at a request for a
+        lease: this may wait for locked messages while a receive behind it can be served.
         """
         left: list[Waiter] = []
         while self.line:
@@ -95,22 +98,23 @@ class Waiters:
             self.line.move_to_end(id(waiter.request), last=False)
 
     def leave(self, now: int = NEVER_US) -> list[Waiter]:
-        """Remove and return the requests whose time is over; without a time, all of them."""
+        """Remove and return the requests whose deadline has passed; without `now`, all requests."""
         if now < self.next_deadline:
             return []
-        return self._let_go(lambda waiter: waiter.deadline <= now)
+        return self._remove(lambda waiter: waiter.deadline <= now)
 
     def withdraw(self, request: Request) -> Waiter:
-        """Remove and return a waiting request; the bound of deadlines may stay too low."""
+        """Remove and return a waiting request; `next_deadline` stays a lower bound."""
         waiter = self.line.pop(id(request))
         self._count(waiter, -1)
         return waiter
 
-    def _let_go(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+    def _remove(self, goes: Callable[[Waiter], bool]) -> list[Waiter]:
+        """Remove and return the requests for which `goes` returns True."""
         gone = [waiter for waiter in self if goes(waiter)]
         if gone:
             before = self.line
-            self._shared.undo.note(lambda: self._take_back(before, gone))
+            self._shared.undo.note(lambda: self._undo_removal(before, gone))
             self.line = OrderedDict(
                 (identity, waiter) for identity, waiter in before.items() if not goes(waiter)
             )

@@ -53,7 +53,7 @@ _EXPIRING = (State.ACTIVE, State.DEFERRED, State.TRANSFERRING)
 
 
 def once(at: Indices) -> Indices:
-    """Return each row once, in order of first occurrence: a caller may name a message twice."""
+    """Return each row once, in order of first occurrence: a client may name a message twice."""
     if len(at) < 2 or (np.diff(at) > 0).all():
         return at
     return at[np.sort(np.unique(at, return_index=True)[1])]
@@ -85,14 +85,14 @@ class Waiting:
     def __init__(self, undo: Undo | None = None, resources: ResourceCount | None = None) -> None:
         self._undo = undo or Undo()
         self._resources = resources or ResourceCount()
-        self._counted_bytes = 0  # of the memory in use, in `_resources`
+        self._counted_bytes = 0  # the part of `_resources.memory_bytes` that these columns use
         self._columns: dict[str, npt.NDArray[Any]] = {
             name: np.empty(_SMALLEST, kind) for name, kind in _ALWAYS.items()
         }
         self._width = sum(column.itemsize for column in self._columns.values())
         self._capacity = _SMALLEST
         self._end = 0
-        self._is_in_time_order = True  # whether the times of enqueueing never decrease
+        self._is_in_time_order = True  # whether `enqueued` never decreases
         self._first_active = 0  # no deliverable row is before it
         self.counts = np.zeros(len(State), np.int64)
         self.live = 0  # number of rows that are not gone: the sum of the other counts
@@ -112,7 +112,7 @@ class Waiting:
         return self._width * self._end
 
     def leave_count(self) -> None:
-        """Remove its memory from the count, because the entity is deleted."""
+        """Subtract this memory from the namespace total: the entity is deleted."""
         self._resources.memory_bytes -= self._counted_bytes
         self._resources, self._counted_bytes = ResourceCount(), 0
 
@@ -121,18 +121,18 @@ class Waiting:
     def _note_undo(
         self, name: str = "", at: Indices | None = None, before: npt.NDArray[Any] | None = None
     ) -> None:
-        """Record a column, and what is derived from the columns, before a change."""
+        """Record how to undo a change: rows of a column, and what is derived from the columns."""
         counts, size, end, live = self.counts.copy(), self.size_in_bytes, self._end, self.live
         bounds = (self._first_active, self.next_due, self.next_expiry)
 
-        def take_back() -> None:
+        def restore() -> None:
             if name:
                 self._columns[name][at] = before
             self.counts[:] = counts
             self.size_in_bytes, self._end, self.live = size, end, live
             self._first_active, self.next_due, self.next_expiry = bounds
 
-        self._undo.note(take_back)
+        self._undo.note(restore)
 
     # -- columns -------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Waiting:
         return at[mask]
 
     def locked_by(self, at: Indices, lock: int) -> Indices:
-        """Return those of these rows that have the number of this lock or lease."""
+        """Return those of these rows whose lock or lease has this number."""
         mask: Mask = self.get("lock", at) == lock
         return at[mask]
 
@@ -167,10 +167,10 @@ class Waiting:
         column[at] = values
 
     def _make(self, name: str) -> npt.NDArray[Any]:
+        """Create a column that is made on first use."""
         kind, default = _ON_USE[name]
-        column: npt.NDArray[Any] = np.empty(
-            self._capacity, kind
-        )  # rows to come cost nothing until they come
+        # The system gives memory to rows beyond `_end` only when they are written.
+        column: npt.NDArray[Any] = np.empty(self._capacity, kind)
         column[: self._end] = default
         self._columns[name] = column
         self._width += column.itemsize
@@ -190,7 +190,7 @@ class Waiting:
     # -- adding --------------------------------------------------------------------------------
 
     def add(self, rows: Rows) -> int:
-        """Append rows, whose numbers must be above all others; return the index of the first."""
+        """Append rows and return the index of the first; their numbers must be above all others."""
         count = len(rows.sequence)
         self._make_room(count)
         if self._undo.is_on:
@@ -278,7 +278,7 @@ class Waiting:
     # -- finding -------------------------------------------------------------------------------
 
     def find(self, sequence: Int64s) -> Indices:
-        """Return the indices of these numbers; -1 for a number that is not here or gone."""
+        """Return the indices of these numbers; -1 for a number that is not here, or gone."""
         if not self._end:
             return np.full(len(sequence), -1, np.intp)
         numbers = self._columns["sequence"][: self._end]
@@ -295,12 +295,12 @@ class Waiting:
         return np.where(found, at, -1)
 
     def locked(self, number: int, lock: int) -> Indices:
-        """Return the index of a number if it has this lock; otherwise none."""
+        """Return the index of a number if it has this lock; otherwise an empty array."""
         row = self.locked_row(number, lock)
         return NO_ROWS if row is None else np.full(1, row, np.intp)
 
     def locked_row(self, number: int, lock: int) -> int | None:
-        """Return the index of a number if it has this lock, without an array."""
+        """Return the index of a number if it has this lock; otherwise None."""
         columns, end = self._columns, self._end
         row = int(columns["sequence"][:end].searchsorted(number))
         if (
@@ -322,7 +322,7 @@ class Waiting:
         return np.flatnonzero(self._columns["state"][low:high] != _GONE) + low
 
     def in_batches(self, first: int, last: int) -> Indices:
-        """Return the rows whose bodies are in these batches."""
+        """Return the durable rows whose bodies are in these batches."""
         batch = self._columns["batch"][: self._end]
         mask = (batch >= first) & (batch <= last)
         mask &= self._columns["state"][: self._end] > _PENDING
@@ -354,7 +354,10 @@ class Waiting:
     def _scan(
         self, start: int, limit: int, wanted: Any, stop: int | None = None
     ) -> tuple[Indices, int]:
-        """Return up to `limit` wanted rows from `start`, and the index of the first of them."""
+        """Return up to `limit` wanted rows from index `start` on, and the index of the first.
+
+        If there is no such row, the index is the number of all rows.
+        """
         last = self._end if stop is None else stop
         found: list[Indices] = []
         states = self._columns["state"]
@@ -386,7 +389,7 @@ class Waiting:
     def oldest_enqueued(self) -> int | None:
         """Return when the first visible, unscheduled message was enqueued; None if there is none.
 
-        Rows are ordered by their numbers, which is the order of enqueueing.
+        Rows are ordered by number, which is nearly the order of enqueueing.
         """
         if self.counts[_ACTIVE:].sum() == self.counts[State.SCHEDULED]:
             return None
@@ -395,7 +398,7 @@ class Waiting:
         return int(self._columns["enqueued"][at[0]]) if len(at) else None
 
     def due(self, now: int) -> Indices:
-        """Return rows whose lock expired or whose schedule is due, and update the bound."""
+        """Return rows whose lock expired or whose schedule is due, and update `next_due`."""
         if now < self.next_due:
             return np.empty(0, np.intp)
         state = self._columns["state"][: self._end]
@@ -407,7 +410,7 @@ class Waiting:
         return np.flatnonzero(ripe)
 
     def expired(self, now: int) -> Indices:
-        """Return rows that exceeded their time to live, and update the bound."""
+        """Return rows that exceeded their time to live, and update `next_expiry`."""
         if now < self.next_expiry:
             return np.empty(0, np.intp)
         state = self._columns["state"][: self._end]
@@ -441,7 +444,7 @@ class Waiting:
             return
         if (after == _ACTIVE).any():
             self._first_active = min(self._first_active, int(at.min()))
-        if "expires" in self._columns:  # it may have expired while it was locked
+        if "expires" in self._columns:  # a message may have expired while it was locked
             self.next_expiry = min(self.next_expiry, int(self._columns["expires"][at].min()))
 
     def complete(self, row: int) -> int:
@@ -454,7 +457,7 @@ class Waiting:
         return int(columns["batch"][row])
 
     def _count_gone(self, row: int, before: int, sign: int) -> None:
-        """Remove a row that was in this state, or put it back (-1)."""
+        """Remove a row that was in state `before` (`sign` is 1), or undo that (-1)."""
         columns, counts = self._columns, self.counts
         columns["state"][row] = _GONE if sign > 0 else before
         counts[before] -= sign
@@ -484,7 +487,7 @@ class Waiting:
         self.next_due = min(self.next_due, due)
 
     def forget_bounds(self) -> None:
-        """Let the next search check every deadline."""
+        """Lower `next_due` and `next_expiry`, so that the next search checks every deadline."""
         if "due" in self._columns:
             self.next_due = 0
         if "expires" in self._columns:
@@ -509,11 +512,11 @@ class Waiting:
     # -- space ---------------------------------------------------------------------------------
 
     def reclaim(self) -> None:
-        """Release the rows of messages that are gone, once they are a quarter of all rows.
+        """Remove the rows of messages that are gone, if they are at least a quarter of all rows.
 
-        Then count the memory in use; that of this turn counts from the next one on.
-        Rows move up within the columns, whose memory is already in use. Only a queue that has
-        become much smaller gets smaller columns.
+        Then report the memory in use to the namespace. This is called at the end of a turn, so the
+        rows of a turn count from the next turn on. The remaining rows move up within the columns.
+        Only a queue that has become much smaller gets smaller columns.
         """
         gone = int(self.counts[State.GONE])
         if gone >= _SMALLEST and 4 * gone >= self._end:
@@ -557,5 +560,5 @@ class Waiting:
             found.append(f"size {self.size_in_bytes} should be {size}")
         active = np.flatnonzero(state == _ACTIVE)
         if len(active) and active[0] < self._first_active:
-            found.append("a deliverable message lies before the first known one")
+            found.append("a deliverable message is before the position where searches begin")
         return found

@@ -1,1 +1,1 @@
-"""Sending: from a send to the rows of queues."""
+"""Sending: checks sends, and stages their messages as rows of queues."""

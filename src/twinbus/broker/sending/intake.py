@@ -1,8 +1,10 @@
 """Intake: checks the sends of a turn to an entity, and stages their messages as rows.
 
 All sends of a turn to an entity are processed as one batch. Each send is accepted or refused as a
-whole. Pings are acknowledged and not stored, and so are duplicates and messages that were
-transferred before.
+whole. Pings, duplicates and messages that were transferred before are acknowledged, but not stored.
+
+The row path (row_intake.py) is tried first. This module has the column path, which can stage or
+refuse every send. turn/sends.py calls it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,7 @@ from twinbus.broker.sending.repeats import (
     run_count,
 )
 from twinbus.broker.sending.routing import Outbound, Placement, Router
-from twinbus.broker.sending.short_intake import Incoming, ShortIntake, counted
+from twinbus.broker.sending.row_intake import Incoming, RowIntake, counted
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.commit import Commit
 from twinbus.errors import (
@@ -78,13 +80,14 @@ class Intake:
         self._transfers = transfers
         self.repeats = Repeats(transfers)
         self._max_message_bytes = max_message_bytes
-        self._short = ShortIntake(self.repeats, max_message_bytes)
-        self._growing: Commit | None = None  # the turn of `_growth`
-        self._growth: dict[str, tuple[int, int]] = {}  # by key: new queues and intervals in it
+        self._row_intake = RowIntake(self.repeats, max_message_bytes)
+        # By key: how many queues and intervals this turn adds to the memory of transfers.
+        self._growth: dict[str, tuple[int, int]] = {}
+        self._growing: Commit | None = None  # the commit of the turn that `_growth` is about
 
     def reconfigure(self, max_message_bytes: int) -> None:
-        """Set another limit; it applies to sends from now on."""
-        self._max_message_bytes = self._short.max_message_bytes = max_message_bytes
+        """Set another maximum message size; it applies to sends from now on."""
+        self._max_message_bytes = self._row_intake.max_message_bytes = max_message_bytes
 
     def refuse(self, send: SendRequest, error: MessagingError, commit: Commit) -> None:
         """Refuse a send, and meter the refusal."""
@@ -94,63 +97,68 @@ class Intake:
         commit.refuse(send, error, Operation(path, SEND, purpose, error.code, Load()))
 
     def check(self, entity: Entity, command: Send) -> pa.RecordBatch:
-        """Return the batch of a send, or raise why it is refused."""
+        """Return the messages of a send as a batch; raise if the send must be refused."""
         return self._checked(entity, [command]).batch
 
     def take_acknowledged(
-        self, entity: Entity, asked: SendRequest, now: int, commit: Commit
+        self, entity: Entity, send: SendRequest, now: int, commit: Commit
     ) -> None:
         """Stage a send that was checked, metered and acknowledged before: no limit applies."""
-        self._take(entity, [asked], _merged([asked.command]), None, now, commit)
+        self._take(entity, [send], _merged([send.command]), None, now, commit)
 
-    def take(self, entity: Entity, asked: Sequence[SendRequest], now: int, commit: Commit) -> None:
-        """Stage the valid sends, refuse the others."""
-        if self._short.take(entity, asked, now, commit):
+    def take(self, entity: Entity, sends: Sequence[SendRequest], now: int, commit: Commit) -> None:
+        """Stage the valid sends to an entity; refuse the others."""
+        if self._row_intake.take(entity, sends, now, commit):
             return
-        # If sends may repeat each other, or may exceed the number of remembered ids, the first must
-        # be accepted or refused before the second.
-        may_exceed = _may_exceed_ids(entity, asked)
-        if len(asked) > 1 and (may_exceed or _may_repeat(asked)):
-            for send in asked:
+        # If sends may contain the same message, or may exceed the number of remembered ids, each
+        # must be accepted or refused before the next one.
+        may_exceed = _may_exceed_ids(entity, sends)
+        if len(sends) > 1 and (may_exceed or _may_repeat(sends)):
+            for send in sends:
                 self.take(entity, [send], now, commit)
             return
         try:  # nearly always all sends are valid, and checking them together is cheaper
-            incoming = self._checked(entity, [send.command for send in asked])
+            incoming = self._checked(entity, [send.command for send in sends])
         except MessagingError as error:
-            if len(asked) == 1:
-                self.refuse(asked[0], error, commit)
+            if len(sends) == 1:
+                self.refuse(sends[0], error, commit)
                 return
-            asked = [send for send in asked if self._is_in_order(entity, send, commit)]
-            if not asked:
+            sends = [send for send in sends if self._is_valid(entity, send, commit)]
+            if not sends:
                 return
-            incoming = _merged([send.command for send in asked])
-        if may_exceed and not self._fits_history(entity, asked[0], incoming, now, commit):
+            incoming = _merged([send.command for send in sends])
+        if may_exceed and not self._fits_history(entity, sends[0], incoming, now, commit):
             return
-        if len(asked) == 1 and self._short.take_columns(entity, asked[0], incoming, now, commit):
+        if len(sends) == 1 and self._row_intake.take_columns(
+            entity, sends[0], incoming, now, commit
+        ):
             return
-        self._take_long(entity, asked, incoming, now, commit)
+        self._take_column_path(entity, sends, incoming, now, commit)
 
-    def _take_long(
+    def _take_column_path(
         self,
         entity: Entity,
-        asked: Sequence[SendRequest],
+        sends: Sequence[SendRequest],
         incoming: Incoming,
         now: int,
         commit: Commit,
     ) -> None:
-        """Stage checked sends, row by row."""
-        if any(is_brought_home(send.command.origin) for send in asked):
-            fitting = [send for send in asked if self._fits_memory(send, commit)]
+        """Stage checked sends with columns.
+
+        Refuse transfers that exceed their key's share of the memory of transfers.
+        """
+        if any(is_brought_home(send.command.origin) for send in sends):
+            fitting = [send for send in sends if self._fits_memory(send, commit)]
             if not fitting:
                 return
-            if len(fitting) < len(asked):
-                asked, incoming = fitting, _merged([send.command for send in fitting])
-        self._take(entity, asked, incoming, entity.room, now, commit)
+            if len(fitting) < len(sends):
+                sends, incoming = fitting, _merged([send.command for send in fitting])
+        self._take(entity, sends, incoming, entity.room, now, commit)
 
     def _fits_history(
         self, entity: Entity, send: SendRequest, incoming: Incoming, now: int, commit: Commit
     ) -> bool:
-        """Refuse a send with more new message ids than duplicate detection may remember."""
+        """Return whether duplicate detection can remember the ids of a send; refuse it if not."""
         assert entity.history is not None
         ids = incoming.batch.column("message_id").to_pylist()
         if entity.history.has_room_for(ids, now):
@@ -161,9 +169,9 @@ class Intake:
         return False
 
     def _fits_memory(self, send: SendRequest, commit: Commit) -> bool:
-        """Refuse a send that adds more to the memory of transfers than its key may.
+        """Return whether a send may add its origins to the memory of transfers; refuse it if not.
 
-        A key with the claim transfer on the namespace has no such bound.
+        Only keys without the claim transfer on the whole namespace have such a bound.
         """
         key = bounded_key(send)
         if not key:
@@ -190,7 +198,8 @@ class Intake:
         self._growth[key] = added, gaps
         return True
 
-    def _is_in_order(self, entity: Entity, send: SendRequest, commit: Commit) -> bool:
+    def _is_valid(self, entity: Entity, send: SendRequest, commit: Commit) -> bool:
+        """Return whether a send is valid on its own; refuse it if not."""
         try:
             self._checked(entity, [send.command])
         except MessagingError as error:
@@ -199,6 +208,7 @@ class Intake:
         return True
 
     def _checked(self, entity: Entity, commands: Sequence[Send]) -> Incoming:
+        """Return the messages of sends as one batch; raise if one of them is invalid."""
         for command in commands:
             count, origin = len(command.messages), command.origin
             if not 0 < count <= MAX_BATCH_MESSAGES:
@@ -223,21 +233,25 @@ class Intake:
     def _take(
         self,
         entity: Entity,
-        asked: Sequence[SendRequest],
+        sends: Sequence[SendRequest],
         incoming: Incoming,
         room: int | None,  # None: the send was acknowledged and metered before
         now: int,
         commit: Commit,
     ) -> None:
+        """Stage the wanted messages of checked sends, and reply.
+
+        Not wanted are pings, repeated messages, and sends that exceed the quota, which are refused.
+        """
         wanted = np.ones(incoming.batch.num_rows, bool)
         pings = ping_rows(incoming.columns)
         if pings is not None:
             wanted &= ~pings
             commit.must_sync = True  # a ping must prove that the entity can store messages
-        bounds = accumulate((len(send.command.messages) for send in asked), initial=0)
+        bounds = accumulate((len(send.command.messages) for send in sends), initial=0)
         rows = [slice(first, last) for first, last in pairwise(bounds)]
-        accepted = list(zip(asked, rows, strict=True))
-        origins = {id(send): self.repeats.own_origins(send, commit) for send in asked}
+        accepted = list(zip(sends, rows, strict=True))
+        origins = {id(send): self.repeats.own_origins(send, commit) for send in sends}
         for send, of_send in accepted:
             self.repeats.leave_out(origins[id(send)], wanted[of_send], commit)
         if room is not None and counted(incoming.size[wanted]) > room:
@@ -282,7 +296,7 @@ class Intake:
     def _fitting(
         self,
         entity: Entity,
-        asked: list[tuple[SendRequest, slice]],
+        sends: list[tuple[SendRequest, slice]],
         incoming: Incoming,
         wanted: Mask,
         room: int,
@@ -290,7 +304,7 @@ class Intake:
     ) -> list[tuple[SendRequest, slice]]:
         """Return the sends that fit into the quota, in order; refuse the others."""
         accepted = []
-        for send, rows in asked:
+        for send, rows in sends:
             need = counted(incoming.size[rows][wanted[rows]])
             if need > room:
                 self.refuse(send, full(entity), commit)
@@ -301,6 +315,7 @@ class Intake:
         return accepted
 
     def _check(self, entity: Entity, incoming: Incoming) -> None:
+        """Raise if a message is too large, or has a value that the entity does not accept."""
         columns, size = incoming.columns, incoming.size
         total = int(size.sum())
         largest = int(size.max()) if total > self._max_message_bytes else total
@@ -334,6 +349,7 @@ class Intake:
     def _drop_duplicates(
         self, entity: Entity, batch: pa.RecordBatch, wanted: Mask, now: int, commit: Commit
     ) -> None:
+        """Clear the rows in `wanted` whose message id was accepted before."""
         if entity.history is None or not wanted.any():
             return
         at = np.flatnonzero(wanted)
@@ -343,7 +359,10 @@ class Intake:
     def _stage(
         self, entity: Entity, incoming: Incoming, wanted: Mask, now: int, commit: Commit
     ) -> Int64s:
-        """Route and stage the wanted rows; return the sequence number of each row, or 0."""
+        """Route and stage the wanted rows; return the sequence number of each row.
+
+        It is 0 for rows that are not wanted or go to other entities.
+        """
         batch = incoming.batch
         numbers = np.zeros(batch.num_rows, np.int64)
         if not wanted.any():
@@ -370,17 +389,17 @@ class Intake:
         return numbers
 
 
-def _may_exceed_ids(entity: Entity, asked: Sequence[SendRequest]) -> bool:
+def _may_exceed_ids(entity: Entity, sends: Sequence[SendRequest]) -> bool:
     """Return whether duplicate detection may have no room for the ids of these sends."""
     if entity.history is None:
         return False
-    return sum(len(send.command.messages) for send in asked) > entity.history.room
+    return sum(len(send.command.messages) for send in sends) > entity.history.room
 
 
-def _may_repeat(asked: Sequence[SendRequest]) -> bool:
+def _may_repeat(sends: Sequence[SendRequest]) -> bool:
     """Return whether these sends may contain the same message of an origin twice."""
     numbers_of: dict[str, list[Any]] = {}
-    for send in asked:
+    for send in sends:
         for origin in origins_of(send.command.origin):
             numbers_of.setdefault(origin.source, []).append(origin.numbers)
     for pieces in numbers_of.values():
@@ -417,7 +436,7 @@ def _merged(commands: Sequence[Send]) -> Incoming:
 
 
 def _check_columns(columns: Mapping[str, pa.Array]) -> None:
-    """Refuse values that no message object can have."""
+    """Raise for values that the constructor of a message object refuses."""
     for name in BOUNDED_TEXTS:
         texts = columns.get(name)
         if texts is None or byte_lengths(texts).max() <= MAX_ID_CHARACTERS:

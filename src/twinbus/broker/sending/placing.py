@@ -1,9 +1,9 @@
 """Decides where each of a few messages goes, and stages them one by one, without columns.
 
-It serves the short way of sends (short_intake.py) when messages need a decision each: a time to
-live, a schedule, a session, duplicate detection, or the rules of a topic. The long way (routing.py)
-makes the same decisions with columns. It has to decide what is not in the table below, and all that
-must be refused or dead-lettered.
+The row path of sends (row_intake.py) calls this when each message needs a decision: because of a
+time to live, a schedule, a session, duplicate detection, or the rules of a topic. The column path
+(routing.py) makes the same decisions for whole batches. It handles every case that is not in the
+table below, and every message that must be refused or dead-lettered.
 
     to a queue             one place: active, or scheduled
     to a topic             one place in each subscription that selects the message; a scheduled
@@ -30,9 +30,9 @@ _STATES = {cause: TABLE[State.PENDING, cause].value for cause in (_ENQUEUED, _SC
 def places_of(
     entity: Entity, message: BrokeredMessage, size: int, now: int
 ) -> list[PlannedPlace] | None:
-    """Return the places of a message; None if the long way has to decide.
+    """Return the places of a message; None if the column path must decide.
 
-    The entity does not forward, and the message fits.
+    The caller has checked that the entity has no `forward_to`, and that the message fits into it.
     """
     if message.content_type == PING_CONTENT_TYPE or _is_refused(entity, message):
         return None
@@ -49,7 +49,10 @@ def places_of(
 
 
 def _is_refused(entity: Entity, message: BrokeredMessage) -> bool:
-    """Return whether the long way refuses a message of this session."""
+    """Return whether the message must be refused.
+
+    It lacks the session id that the entity requires, or its partition key is not its session id.
+    """
     session_id, partition_key = message.session_id, message.partition_key
     if session_id is None:
         return entity.queue.settings.requires_session
@@ -59,7 +62,10 @@ def _is_refused(entity: Entity, message: BrokeredMessage) -> bool:
 def _copies(
     topic: Topic, message: BrokeredMessage, size: int, life: int, now: int
 ) -> list[PlannedPlace] | None:
-    """Return a place in each subscription that selects the message."""
+    """Return a place in each subscription that selects the message.
+
+    Return None if the column path must decide.
+    """
     places = []
     for subscription in topic.subscriptions.values():
         if not subscription.description.status.allows_send:
@@ -88,17 +94,17 @@ def _place(
 def stage_places(
     messages: Sequence[BrokeredMessage], places: Sequence[Sequence[PlannedPlace]], commit: Commit
 ) -> list[list[int]]:
-    """Stage messages at their places; return the numbers of each message.
+    """Stage messages at their places; return the sequence numbers of each message.
 
-    Scheduled messages get their numbers before the others, as on the long way.
+    Scheduled messages get their numbers before the others, as on the column path.
     """
     numbers: list[list[int]] = [[] for _ in messages]
-    stored = [at for at, found in enumerate(places) if found]
+    stored = [index for index, found in enumerate(places) if found]
     if not stored:
         return numbers
-    kept = [messages[at] for at in stored]
+    kept = [messages[index] for index in stored]
     content = MessageRows(kept) if len(kept) <= ROWS_IN_LOG else to_batch(kept)
-    planned = [(row, place) for row, at in enumerate(stored) for place in places[at]]
+    planned = [(row, place) for row, index in enumerate(stored) for place in places[index]]
     if len(planned) > 1:
         planned.sort(key=lambda item: item[1].cause is not _SCHEDULED)
     batch = commit.next_batch
@@ -109,15 +115,18 @@ def stage_places(
         target = BatchTarget(first.queue.entity, numbers[stored[0]][0], first.enqueued)
         commit.add_batch(content, target)
         return numbers
-    for row, at in enumerate(stored):
-        for place, number in zip(places[at], numbers[at], strict=True):
+    for row, index in enumerate(stored):
+        for place, number in zip(places[index], numbers[index], strict=True):
             commit.tentative.places.append(_place_row(place, number, batch, row))
     commit.add_batch(content)
     return numbers
 
 
 def _is_active_for_ever(place: PlannedPlace) -> bool:
-    """Return whether the log needs no place of the message."""
+    """Return whether the message is deliverable at once and never expires.
+
+    The log needs no PlaceRow for such a message.
+    """
     return place.cause is _ENQUEUED and place.expires == NEVER_US
 
 

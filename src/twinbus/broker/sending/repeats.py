@@ -1,9 +1,9 @@
 """Recognises repeated messages by their numbers, and by their ids, so that each is enqueued once.
 
 A send may have origins, which say who numbered its messages. The broker remembers which numbers of
-each origin it accepted (transfers.py), in the same record as the messages.
+each origin it accepted (transfers.py), and writes them in the same record as the messages.
 
-An entity with duplicate detection remembers message ids as well (duplicates.py).
+An entity with duplicate detection also remembers message ids (duplicates.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,7 +46,10 @@ class _Taken(Effect):
 
 @dataclass(slots=True)
 class _Done(_Taken):
-    """The number of a command whose effect stays even if the log refuses this record."""
+    """The number of a command whose effect stays even if the log refuses this record.
+
+    An example is the cancellation of scheduled messages, which is a kept entry.
+    """
 
     commit: Commit
 
@@ -60,21 +63,21 @@ class _Done(_Taken):
 
 
 class Repeats:
-    """Knows the accepted numbers of earlier turns and of this one."""
+    """Knows which numbers earlier turns and this turn have accepted."""
 
     def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
 
-    def own_origins(self, asked: Request, commit: Commit) -> list[Origin]:
+    def own_origins(self, request: Request, commit: Commit) -> list[Origin]:
         """Return the origins of a send that its principal may use; ignore the others.
 
         A sender belongs to the key that used it first. Only messages that are brought home may have
-        the sender of another key: the primary may have accepted them from it before.
+        a sender of another key: the primary may have accepted them from that sender before.
         """
-        origins = list(origins_of(asked.command.origin))
-        if is_brought_home(asked.command.origin):
+        origins = list(origins_of(request.command.origin))
+        if is_brought_home(request.command.origin):
             return origins
-        user = asked.principal.id
+        user = request.principal.id
         return [origin for origin in origins if self.may_use(origin, user, commit)]
 
     def may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
@@ -86,9 +89,9 @@ class Repeats:
         return commit.staged_owner(source) if owner is None else owner
 
     def continued(self, origin: Origin, user: str, commit: Commit) -> Transferred | None:
-        """Return the numbers of a known sender if they continue its last ones; otherwise None.
+        """Return the numbers of a send if they continue those of a known sender; otherwise None.
 
-        This combines `is_ahead`, `may_use` and `taken` for nearly every send.
+        This fast check serves nearly every send. It combines `is_ahead`, `may_use` and `taken`.
         """
         numbers = origin.numbers
         if commit.transferred or type(numbers) is not range:
@@ -98,13 +101,16 @@ class Repeats:
         return Transferred(origin.source, user, False, ((numbers.start, numbers.stop - 1),))
 
     def leave_out(self, origins: Sequence[Origin], wanted: Mask, commit: Commit) -> None:
-        """Clear the rows that were accepted from their origin before."""
+        """Clear the rows in `wanted` that were accepted from one of these origins before."""
         for origin in origins:
             if not self.is_ahead(origin, commit):
                 wanted &= self.untaken(origin, commit)
 
     def is_ahead(self, origin: Origin, commit: Commit) -> bool:
-        """Return whether all numbers are new, by a cheap check that nearly always succeeds."""
+        """Return True if all numbers are above the accepted ones, and therefore new.
+
+        This check is cheap and nearly always True. After False, `untaken` must decide.
+        """
         if not isinstance(origin.numbers, range):
             return False
         staged = commit.staged(origin.source)
@@ -113,7 +119,10 @@ class Repeats:
         return self._transfers.end_before(origin.source, origin.numbers.start)
 
     def untaken(self, origin: Origin, commit: Commit) -> Mask:
-        """Return which rows were never accepted from their origin, before or in this turn."""
+        """Return which rows were not accepted from their origin, neither before nor in this turn.
+
+        Of rows with equal numbers, only the first counts.
+        """
         staged = commit.staged(origin.source)
         numbers = np.asarray(origin.numbers, np.int64)
         fresh = np.zeros(len(numbers), bool)
@@ -121,11 +130,11 @@ class Repeats:
         fresh &= ~self._transfers.taken(origin.source, numbers)
         return fresh if staged is None else fresh & ~staged.contains(numbers)
 
-    def note_send(self, origin: Origin, asked: Request, commit: Commit) -> None:
-        """Remember in the same commit the numbers of an origin, accepted now or before."""
-        is_home = is_brought_home(asked.command.origin)
-        user = ANYBODY if is_home else asked.principal.id
-        self.note(self.taken(origin, user, commit, bounded_key(asked)), commit)
+    def note_send(self, origin: Origin, request: Request, commit: Commit) -> None:
+        """Remember all numbers of an origin of a send, when the commit is durable."""
+        is_home = is_brought_home(request.command.origin)
+        user = ANYBODY if is_home else request.principal.id
+        self.note(self.taken(origin, user, commit, bounded_key(request)), commit)
 
     def note(self, taken: Transferred, commit: Commit) -> None:
         """Remember numbers when the commit is durable."""
@@ -133,9 +142,10 @@ class Repeats:
         commit.effects.append(_Taken(self._transfers, taken))
 
     def taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
-        """Return the numbers of an origin; a new sender or sink belongs to its first user.
+        """Return the numbers of an origin with its owner.
 
-        A new queue counts for the key that uses it, if that is a key of one entity.
+        A new sender or sink belongs to `user`. A new queue counts for `namer`, the key that uses
+        it, if the memory of this key is bounded (`bounded_key`); otherwise `namer` is empty.
         """
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
@@ -154,7 +164,7 @@ class Repeats:
     # -- numbered commands ---------------------------------------------------------------------
 
     def was_done_before(self, origin: Origin | None, request: Request, commit: Commit) -> bool:
-        """Return whether the broker has executed this numbered command before."""
+        """Return whether the broker has executed the command with this origin before."""
         if origin is None or not self.may_use(origin, request.principal.id, commit):
             return False
         return not self.untaken(origin, commit).any()
@@ -169,7 +179,7 @@ class Repeats:
 
 
 def origins_of(origin: Origin | None) -> Iterator[Origin]:
-    """Yield an origin and the further origins of its messages."""
+    """Yield an origin and the further origins of the same messages."""
     while origin is not None:
         yield origin
         origin = origin.also
@@ -184,13 +194,13 @@ def is_brought_home(origin: Origin | None) -> bool:
 
 
 def bounded_key(request: Request) -> str:
-    """Return the key whose memory of transfers is bounded; empty if it is not."""
+    """Return the key of a request if its memory of transfers is bounded; otherwise ""."""
     principal = request.principal
     return "" if principal.may(Claim.TRANSFER, None) else principal.id
 
 
 def has_many_gaps(origin: Origin) -> bool:
-    """Return whether its numbers have more gaps than the broker remembers of a sender."""
+    """Return whether the numbers have more gaps than the broker remembers of a sender."""
     if isinstance(origin.numbers, range) or len(origin.numbers) <= KNOWN_GAPS:
         return False
     return run_count(origin) > KNOWN_GAPS + 1
@@ -214,7 +224,7 @@ class _IdsNoted(Effect):
     ids: Sequence[str]
 
     def refused(self) -> None:
-        """Remove them."""
+        """Remove the ids."""
         self.history.withdraw(self.ids)
 
 

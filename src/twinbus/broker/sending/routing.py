@@ -26,7 +26,7 @@ from twinbus.broker.queue.dead_letter import (
     Death,
 )
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.waiting import Indices, Rows
 from twinbus.broker.store.commit import BatchTarget, Commit, Effect
 from twinbus.entities import SubscriptionDescription
@@ -59,14 +59,16 @@ class Outbound:
     pieces: list[pa.RecordBatch]
     sizes: list[Int64s]  # of the messages of each piece
     placements: list[Placement] = field(default_factory=list)
-    deaths: Numbers | None = None  # why each row died before; None: no row did
+    # By row: the number of the dead-letter reason that the message already has, or -1. None: no
+    # message has one.
+    deaths: Numbers | None = None
 
     def batch(self) -> pa.RecordBatch:
         """Return all rows as one batch."""
         return self.pieces[0] if len(self.pieces) == 1 else pa.concat_batches(self.pieces)
 
     def add(self, changed: pa.RecordBatch, rows: Numbers) -> Numbers:
-        """Add changed copies of rows; return their rows."""
+        """Add copies of `rows` that an action changed; return the row numbers of the copies."""
         first = sum(piece.num_rows for piece in self.pieces)
         self.pieces.append(changed)
         self.sizes.append(sizes(changed))
@@ -77,7 +79,7 @@ class Outbound:
 
 @dataclass(frozen=True, slots=True)
 class _SentOn(Effect):
-    """Messages that were forwarded by a topic or a forwarding queue."""
+    """Due or parked messages that a topic or queue has sent to other queues."""
 
     queue: Queue
     at: Indices
@@ -85,18 +87,18 @@ class _SentOn(Effect):
     now: int
 
     def durable(self) -> None:
-        """Remove them: they are in another queue now."""
+        """Remove the messages: they are in other queues now."""
         self.queue.settle_gone(self.at, self.cause)
 
     def refused(self) -> None:
-        """Forward them again a little later."""
+        """Try again a little later."""
         self.queue.try_again(self.at, self.cause, self.now)
 
 
 class Router:
     """Decides which queues get rows, and stages them there."""
 
-    def __init__(self, directory: Directory, shared: Shared, max_message_bytes: int) -> None:
+    def __init__(self, directory: Directory, shared: QueueContext, max_message_bytes: int) -> None:
         self._directory = directory
         self._shared = shared
         self.max_message_bytes = max_message_bytes
@@ -106,7 +108,7 @@ class Router:
         return self._directory.find(path)
 
     def _room(self, path: str | None) -> int:
-        """Return the free bytes of a forward target; below zero: it accepts nothing."""
+        """Return the free bytes of a forward target; a negative value: it accepts nothing."""
         target = self._directory.find(path or "")
         if target is None or not target.description.status.allows_send:
             return -1
@@ -115,7 +117,7 @@ class Router:
     def route(
         self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
     ) -> None:
-        """Add the placements of these rows."""
+        """Add the placements of rows that reach an entity; `hops` counts forwardings before."""
         queue = entity.queue
         longest = queue.settings.time_to_live_us
         life = time_to_live if longest == NEVER_US else np.minimum(time_to_live, longest)
@@ -124,7 +126,8 @@ class Router:
         elif entity.forward_to is None:
             self._arrive(queue, rows, life, outbound)
         elif hops >= MAX_FORWARD_HOPS:
-            death = Death(TOO_MANY_FORWARDS, f"over {MAX_FORWARD_HOPS} hops", queue.path)
+            text = f"the message would be forwarded more than {MAX_FORWARD_HOPS} times"
+            death = Death(TOO_MANY_FORWARDS, text, queue.path)
             outbound.placements.append(_dead(queue, rows, life, death))
         elif self._can_forward(entity, rows, outbound):
             target = self._directory.entity(entity.forward_to)
@@ -162,7 +165,7 @@ class Router:
     ) -> Iterator[tuple[Numbers, Indices]]:
         """Yield the rows of a copy, changed by its action, and their positions in the batch.
 
-        A message for which a rule fails, or that it makes too large, is dead-lettered as sent.
+        A message is dead-lettered as it was sent if the rule fails for it or makes it too large.
         """
         if copy.rule is None:
             yield rows[copy.rows], copy.rows
@@ -201,7 +204,8 @@ class Router:
     ) -> list[Copy]:
         """Dead-letter the rows for which an action failed; return the rows to be tried again.
 
-        If the error does not name the rows, they are found by bisection.
+        If the error does not contain the failed rows, return two halves: they are found by
+        bisection.
         """
         assert copy.rule is not None
         count = len(copy.rows)
@@ -216,6 +220,7 @@ class Router:
     def _bury(
         self, subscription: Subscription, rule: Rule, rows: Numbers, why: str, outbound: Outbound
     ) -> None:
+        """Dead-letter messages for which a rule failed, or drop them, as the subscription says."""
         failures, name = self._shared.rule_failures, rule.description.name
         described = subscription.description
         failures.note(described.path, name, len(rows), why)
@@ -228,6 +233,7 @@ class Router:
         outbound.placements.append(_dead(queue, rows, life, death))
 
     def _arrive(self, queue: Queue, rows: Numbers, life: Int64s, outbound: Outbound) -> None:
+        """Place rows in a queue; dead-letter rows without the session id that it requires."""
         if queue.settings.requires_session:
             sessions = outbound.batch().column("session_id").take(pa.array(rows))
             missing = sessions.is_null().to_numpy(zero_copy_only=False)
@@ -243,7 +249,10 @@ class Router:
     def stage(
         self, outbound: Outbound, due: Int64s | None, now: int, commit: Commit
     ) -> list[Int64s]:
-        """Stage every placement; return the sequence numbers of each."""
+        """Stage every placement; return the sequence numbers of each placement.
+
+        `due` is when each row of the batch is due; None: no row is scheduled.
+        """
         if not outbound.placements:
             return []
         batch = outbound.batch()
@@ -299,7 +308,7 @@ class Router:
         )
 
     def resend(self, entity: Entity, at: Indices, cause: Cause, now: int, commit: Commit) -> None:
-        """Forward messages that waited in a topic or a forwarding queue."""
+        """Send due or parked messages of a topic or queue to the queues where they belong."""
         queue = entity.queue
         if cause is not Cause.FORWARDED:
             self._send_on(queue, at, cause, entity.description.path, now, commit)
@@ -320,7 +329,7 @@ class Router:
         self._send_on(queue, at[fits], cause, target or "", now, commit)
 
     def _fits(self, queue: Queue, at: Indices, target: str | None) -> npt.NDArray[np.bool_]:
-        """Return which messages, in their order, the target of forwarding accepts."""
+        """Return which messages the forward target accepts, in order, until it is full."""
         total = np.cumsum(queue.waiting.get("size", at), dtype=np.int64)
         fits: npt.NDArray[np.bool_] = total <= self._room(target)
         return fits
@@ -328,7 +337,7 @@ class Router:
     def _send_on(
         self, queue: Queue, at: Indices, cause: Cause, path: str, now: int, commit: Commit
     ) -> None:
-        """Send messages of a queue to an entity, as many as one batch may have."""
+        """Send messages of a queue to the entity of a path, as many as one batch may have."""
         if not len(at):
             return
         get = queue.waiting.get
@@ -354,7 +363,7 @@ class Router:
 
 
 def _dead(queue: Queue, rows: Numbers, life: Int64s, death: Death) -> Placement:
-    """Return the placement of rows that die on their way into a queue."""
+    """Return the placement of rows that are dead-lettered instead of entering a queue."""
     dead_letter = queue.dead_letter
     assert dead_letter is not None
     cause = Cause.ENQUEUED if dead_letter.resend is None else Cause.PARKED
@@ -364,7 +373,10 @@ def _dead(queue: Queue, rows: Numbers, life: Int64s, death: Death) -> Placement:
 def _with_deaths(
     placements: Sequence[Placement], staged: Sequence[Rows], deaths: Numbers
 ) -> list[Rows]:
-    """Return staged rows with the deaths that they had before, unless they have died again."""
+    """Return staged rows with the dead-letter reasons that their messages already have.
+
+    Rows that are dead-lettered now keep the new reason.
+    """
     return [
         rows if placement.death is not None else rows._replace(death=deaths[placement.rows])
         for placement, rows in zip(placements, staged, strict=True)
@@ -372,9 +384,11 @@ def _with_deaths(
 
 
 def _too_much(outbound: Outbound) -> str:
-    """Return why no more changed copies of this batch are made, or an empty text."""
-    made = sum(int(size.sum()) for size in outbound.sizes[1:])
-    return "" if made <= MAX_BATCH_BYTES else f"actions made over {MAX_BATCH_BYTES} bytes of it"
+    """Return why no more changed copies of this batch are created, or an empty text."""
+    created = sum(int(size.sum()) for size in outbound.sizes[1:])
+    if created <= MAX_BATCH_BYTES:
+        return ""
+    return f"the actions of rules created more than {MAX_BATCH_BYTES} bytes of copies of one batch"
 
 
 def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -383,8 +397,11 @@ def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _only_target(placement: Placement, rows: Rows, count: int) -> BatchTarget | None:
-    """Return the entity of a batch that one queue gets completely, active and without expiry."""
+    """Return the target of a batch that one queue gets completely, active and without expiry.
+
+    Return None for any other batch.
+    """
     plain = placement.cause is Cause.ENQUEUED and placement.death is None
     if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:
-        return None  # rows are in ascending order, so as many rows as the batch has are all rows
+        return None  # no row occurs twice, so the batch is complete if the counts are equal
     return BatchTarget(placement.queue.entity, int(rows.sequence[0]), rows.enqueued)

@@ -47,13 +47,13 @@ class _Pool:
         return None if owner is None else self._origins[owner][origin]
 
     def goes_on(self, origin: str, number: int, user: str) -> bool:
-        """Return whether an origin is known, belongs to this key, and has only lower numbers."""
+        """Return whether an origin belongs to this key and has only lower numbers than this."""
         if self._owners.get(origin) != user:
             return False
         return self._origins[user][origin].ends_before(number)
 
     def take(self, origin: str, owner: str, intervals: Iterable[Sequence[int]]) -> None:
-        """Remember numbers of an origin, and forget the oldest beyond the owner's share."""
+        """Remember numbers of an origin; forget the owner's oldest origins beyond its share."""
         owner = self._owners.setdefault(origin, owner)
         known = self._origins.setdefault(owner, {})
         before = known.pop(origin, None)
@@ -89,9 +89,10 @@ class Transfers:
 
     def __init__(self) -> None:
         self._taken: dict[str, Intervals] = {}  # origins that are remembered forever
-        self._namers: dict[str, str] = {}  # by origin in `_taken`: the entity key that used it
-        self._named_origins: Counter[str] = Counter()  # number of these origins by key
-        self._named_intervals: Counter[str] = Counter()
+        # By origin in `_taken`: the key that used it first, if the memory of this key is bounded.
+        self._namers: dict[str, str] = {}
+        self._named_origins: Counter[str] = Counter()  # by this key: number of its origins
+        self._named_intervals: Counter[str] = Counter()  # by this key: number of their intervals
         self._senders, self._sinks = _Pool(), _Pool()
 
     def _pool(self, origin: str) -> _Pool | None:
@@ -110,11 +111,11 @@ class Transfers:
         return None if pool is None else pool.owner(origin)
 
     def goes_on(self, sender: str, number: int, user: str) -> bool:
-        """Return whether a sender is known, belongs to this key, and has only lower numbers."""
+        """Return whether a sender belongs to this key and has only lower numbers than this."""
         return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
-        """Return whether no number of an origin from this one on was accepted."""
+        """Return whether all accepted numbers of an origin are lower than this."""
         taken = self._intervals_of(origin)
         return taken is None or taken.ends_before(number)
 
@@ -124,7 +125,7 @@ class Transfers:
         return np.zeros(len(numbers), bool) if taken is None else taken.contains(numbers)
 
     def take(self, origin: str, intervals: Iterable[Sequence[int]], owner: str = "") -> None:
-        """Remember accepted numbers; a new sender or sink belongs to the owner."""
+        """Remember accepted numbers; a new sender or sink belongs to `owner`."""
         pool = self._pool(origin)
         if pool is not None:
             pool.take(origin, owner, intervals)
@@ -142,13 +143,13 @@ class Transfers:
             self._named_intervals[self._namers[origin]] += len(taken) - before
 
     def knows(self, origin: str) -> bool:
-        """Return whether any message of a queue was accepted."""
+        """Return whether any message of this origin, which is a queue, was accepted."""
         return origin in self._taken
 
     def has_room(self, key: str, new_origins: int, intervals: int) -> bool:
-        """Return whether a key of one entity may add this much to the memory of queues.
+        """Return whether a bounded key may add this many queues and intervals.
 
-        Numbers of a queue are never forgotten, so the amount that a key may add is bounded.
+        Numbers of a queue are never forgotten, so the amount that such a key may add is bounded.
         """
         return (
             self._named_origins[key] + new_origins <= TRANSFER_ORIGINS
@@ -156,7 +157,7 @@ class Transfers:
         )
 
     def forget(self, origin: str) -> None:
-        """Forget an origin that cannot send again."""
+        """Forget an origin that will not be used again."""
         self._taken.pop(origin, None)
 
     def origins(self) -> Iterable[tuple[str, str, list[tuple[int, int]]]]:

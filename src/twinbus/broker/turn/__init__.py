@@ -1,1 +1,1 @@
-"""Turns: who runs them, what happens in a turn, and the start from the log."""
+"""Turns: which thread runs them, what happens in a turn, and the start from the log."""

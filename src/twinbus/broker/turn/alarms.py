@@ -1,9 +1,9 @@
 """Alarms: when the timers of queues are due next.
 
-Each queue knows the time of its next event: a lock or a message expires, a schedule comes due, a
-request has waited long enough. The alarms of all queues are a heap. A queue has at most one valid
-alarm, the earliest. Entries that it has replaced stay in the heap until they are reached, or until
-there are many of them.
+Each queue knows the time of its next event: a lock or a message expires, a schedule comes due, or
+the deadline of a waiting request passes. The alarms of all queues are a heap. If a queue gets an
+earlier alarm, its previous one stays in the heap until it is reached, or until there are many such
+entries. When it is reached, the timers of the queue run once more, and usually find nothing to do.
 
 The namespace calls this in a turn: it runs the timers that are due, and sets the alarms of the
 queues that the turn changed.
@@ -24,7 +24,10 @@ class Alarms:
         self._armed: dict[int, int] = {}  # by queue number: its earliest alarm
 
     def arm(self, queue: Queue, not_before: int = 0) -> None:
-        """Set the alarm of a queue to its next event, unless an earlier alarm is set."""
+        """Set an alarm for the next event of a queue, unless an earlier alarm is set.
+
+        `not_before` is above zero only after the timers of the queue failed: it is the next try.
+        """
         when = max(queue.next_event, not_before)
         if queue.pause and not not_before:
             return  # its timers failed, and an alarm for the next try is set
@@ -36,7 +39,7 @@ class Alarms:
             self.next_at = self._heap[0][0]
 
     def _remove_stale(self) -> None:
-        """Remove the entries of the heap that a later, earlier alarm has replaced."""
+        """Remove the entries of the heap that were replaced by an alarm for an earlier time."""
         self._heap = [(when, number) for number, when in self._armed.items()]
         heapq.heapify(self._heap)
 

@@ -1,9 +1,9 @@
 """Requests that wait for a turn, and which of them are executed in the next one.
 
 Any thread appends requests. The thread with the turn removes them. If all of them fit into one
-turn, they are its group. Otherwise they are sorted into lines, one for each principal, and a group
-takes one request of each line in rotation, so that no principal waits for the requests of another.
-The requests of one principal stay in order.
+turn, they are its group. Otherwise they are sorted into lines, one for each principal. Groups then
+take one request of each line in rotation, so that no principal has to wait until all requests of
+another are executed. The requests of one principal stay in order.
 """
 
 from collections import OrderedDict, deque
@@ -15,11 +15,14 @@ from twinbus.protocol.table import CHANGES_DIRECTORY, is_small, size_of, work_of
 
 
 class Arrivals(deque[Request]):
-    """The requests that arrived since the last turn, in order, and those that did not fit."""
+    """The requests that arrived since the last turn, and earlier ones that did not fit into a turn.
+
+    The deque itself contains the requests that arrived; the lines contain the others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        # By principal, in rotation; each line is in order, by the identities of its requests.
+        # By principal, in the order of rotation: the requests in order, by their `id()`.
         self._lines: dict[str, OrderedDict[int, Request]] = {}
         self.queued = 0  # number of requests in the lines
         self._changed_directory = False  # whether the last turn changed the directory
@@ -35,7 +38,7 @@ class Arrivals(deque[Request]):
         return [*(request for line in self._lines.values() for request in line.values()), *self]
 
     def withdraw(self, requests: Iterable[Request]) -> None:
-        """Remove those of these requests that wait here."""
+        """Remove these requests if they wait here."""
         if self:
             self._sort([self.popleft() for _ in range(len(self))])
         for request in requests:
@@ -44,7 +47,7 @@ class Arrivals(deque[Request]):
                 self._shorten(request.principal.id, line)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Let requests of the last group, for which its turn had no time, be the next ones."""
+        """Put back requests of the last group that its turn had no time for: they are next."""
         for request in reversed(requests):
             line = self._lines.setdefault(request.principal.id, OrderedDict())
             line[id(request)] = request
@@ -56,8 +59,8 @@ class Arrivals(deque[Request]):
     def next_group(self, *, is_careful: bool) -> list[Request]:
         """Remove and return the requests of the next turn.
 
-        A change of the directory gets a separate turn, and so does every request after a restart
-        of the broker, while it is careful.
+        A change of the directory of entities gets a separate turn. If `is_careful`, because the
+        broker has just restarted itself, every request gets a separate turn.
         """
         if len(self) == 1 and not self.queued:  # nearly always
             self._changed_directory = type(self[0].command) in CHANGES_DIRECTORY
@@ -117,9 +120,8 @@ class Arrivals(deque[Request]):
         """
         group: list[Request] = []
         served: set[str] = set()
-        passed: list[
-            str
-        ] = []  # with requests for later turns; those without one in this turn first
+        # Principals with requests for later turns; those without a request in this turn are first.
+        passed: list[str] = []
         rotation = deque(self._lines)
         work = size = 0
         while rotation:

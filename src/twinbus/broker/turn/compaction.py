@@ -1,8 +1,11 @@
 """Compaction: releases the space of settled messages while the broker runs.
 
-The oldest segment is always first. Its live messages are written again at the end of the log, a few
-per turn, with the same numbers and in their current state. When nothing refers to the segment any
-more, its file is removed. Facts need not be moved, because every segment begins with all of them.
+Compaction works on the oldest segment. Its live messages are written again at the end of the log, a
+few per turn, with the same sequence numbers and in their current state. When nothing needs the
+segment any more, its file is removed. Facts need not be moved, because every segment begins with
+all of them.
+
+The engine calls this in a turn.
 """
 
 from collections.abc import Callable
@@ -40,7 +43,8 @@ class _Moved(Effect):
     def durable(self) -> None:
         """Make the messages refer to the new batch."""
         waiting, bodies = self.queue.waiting, self.queue.shared.bodies
-        stays = waiting.get("state", self.at) != State.GONE.value  # some may end in this commit
+        # Messages that were settled in the same commit are gone now.
+        stays = waiting.get("state", self.at) != State.GONE.value
         at, rows = self.at[stays], self.rows[stays]
         bodies.release(waiting.get("batch", at))
         waiting.put("batch", at, self.batch)
@@ -69,7 +73,7 @@ class _HistoryCarried(Effect):
     span: tuple[int, int]
 
     def refused(self) -> None:
-        """Record that the old segment is still needed for them."""
+        """Record that the old segment is still needed for these ids."""
         self.compaction.note_history(self.segment, *self.span)
 
 
@@ -83,9 +87,11 @@ class Compaction:
         self._namespace = namespace
         self._may_forget = may_forget  # whether records up to a number may be dropped
         self._bodies = namespace.shared.bodies
-        self._looked_at: tuple[int, int] | None = None  # when a step was last not worthwhile
+        # The numbers of released places and of segments when a step was last not worthwhile.
+        self._looked_at: tuple[int, int] | None = None
         self._unsearched: list[int] = []  # numbers of the queues that the next steps search
-        self._emptied: tuple[int, int] | None = None  # the oldest segment, and the last record then
+        # The oldest segment, and the last record of the log when it was first found to be empty.
+        self._emptied: tuple[int, int] | None = None
         self._history: dict[int, tuple[int, int]] = {}  # by segment: the times of its message ids
 
     def note_history(self, segment: int, first: int, last: int) -> None:
@@ -105,7 +111,7 @@ class Compaction:
 
     @property
     def has_work(self) -> bool:
-        """Return whether a step is worthwhile now."""
+        """Whether a step is worthwhile now."""
         if len(self._log.segments) < 2 or self._log.begins_segment:
             return False  # the new segment does not have the facts of the old ones yet
         seen = (self._bodies.released, len(self._log.segments))
@@ -118,13 +124,16 @@ class Compaction:
         return self._may_drop_oldest() if is_empty else wasted
 
     def _may_drop_oldest(self) -> bool:
-        """Return whether nothing needs the oldest segment, not even records from before."""
+        """Return whether the ledger no longer needs the empty oldest segment.
+
+        The ledger must have the trail of all records up to the time when the segment became empty.
+        """
         if self._emptied is None or self._emptied[0] != self._oldest:
             self._emptied = self._oldest, self._log.last_record
         return self._may_forget(self._emptied[1])
 
     def drop_empty(self) -> None:
-        """Remove the oldest segments that nothing needs; writes nothing that needs space."""
+        """Remove the oldest segments that nothing needs; this needs no space on the disk."""
         while len(self._log.segments) > 1 and self._log.has_head:
             oldest = self._oldest
             if self._bodies.live_in(oldest) or oldest in self._history:
@@ -134,9 +143,9 @@ class Compaction:
             self.drop(oldest)
 
     def may_empty_oldest(self, room: int) -> bool:
-        """Return whether what is left in the oldest segment fits into half of `room` bytes.
+        """Return whether the remaining content of the oldest segment fits into half of `room`.
 
-        The other half is for settlements.
+        The other half is for settlements. `room` is the number of bytes left in the reserve.
         """
         if len(self._log.segments) < 2 or not self._log.has_head:
             return False
@@ -165,7 +174,10 @@ class Compaction:
         self._history.pop(segment, None)
 
     def _carry_history(self, segment: int, commit: Commit) -> bool:
-        """Write ids again that duplicate detection still needs; return whether there were any."""
+        """Write ids of a segment again that duplicate detection still needs.
+
+        Return whether there were any.
+        """
         remembered = self._remembered_in(segment)
         span = self._history.pop(segment, None)
         if span is None or not remembered:
@@ -206,8 +218,8 @@ class Compaction:
     def _choose(self, first: int, last: int, budget: int) -> list[tuple[Queue, Indices]]:
         """Return messages of these batches for one step.
 
-        A step searches a limited number of queues, and the next step continues with the others. A
-        queue is searched again, because messages move between queues.
+        A step searches a limited number of queues, and the next step continues with the others.
+        After the last queue, the search begins again, because messages move between queues.
         """
         directory = self._namespace.directory
         if not self._unsearched:
@@ -222,7 +234,7 @@ class Compaction:
                 chosen.append((queue, part))
                 budget -= int(total[len(part) - 1])
                 if budget <= 0:
-                    break  # this queue may have more of them
+                    break  # this queue may have more such messages, so it stays in the list
             self._unsearched.pop()
         return chosen
 
@@ -238,7 +250,7 @@ class Compaction:
 
 
 def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:
-    """Return batch and row of messages, packed into one number: copies of a topic share a row."""
+    """Return batch and row of each message in one number; copies of a topic have equal numbers."""
     keys: npt.NDArray[np.int64] = (queue.waiting.get("batch", at) << 32) | queue.waiting.get(
         "row", at
     )

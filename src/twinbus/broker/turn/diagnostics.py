@@ -1,4 +1,4 @@
-"""Diagnostic bundles: a folder for people, written when the broker heals itself."""
+"""Diagnostic bundles: a folder that an operator can read, written when the broker heals itself."""
 
 import json
 import os

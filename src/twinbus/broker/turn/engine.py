@@ -5,9 +5,10 @@
 
 Replies wait for the disk, unless the turn only read. When the log refuses a record, changes that
 already happened in memory are kept for the next record, sends go to the spill store (spilling.py),
-and settlements are answered when they are written. When the engine finds its own state
-inconsistent, it writes a diagnostic bundle and reads its log again (healing.py, recovery.py). A
-command that raises does not cause this: only this command fails (isolation.py).
+and all other requests of the record get the error. While the log is slow, settlements are
+collected, and answered when they are written. When the engine finds its own state inconsistent, it
+writes a diagnostic bundle and reads its log again (healing.py, recovery.py). A command that raises
+does not cause this: only this command fails (isolation.py).
 
 The writer (writer.py) calls the engine, from the thread that has the turn.
 """
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from twinbus.broker.accounts.ledgers import Ledgers, Standing
+from twinbus.broker.accounts.ledgers import Ledgers, PresentMessages
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.store.commit import Commit, Entries, Fact
@@ -99,12 +100,13 @@ class Engine:
         self._time = BrokerTime(clock)
         self._now = self._time.now_us()
         self.healing = Healing()
-        self._reopens_at: int | None = None  # while it waits to restart
-        self.trouble = ""
+        self._reopens_at: int | None = None  # when it restarts from its log; None: it works
+        self.trouble = ""  # why it restarts or has stopped; empty: it works
         self.stranded: list[Request] = []  # requests that wait for the restart
-        self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are retried
+        self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are tried again
         self._delayed_replies: list[tuple[Request, Any]] = []  # replies that wait for a slow log
-        self._delayed_refusals: list[tuple[Request, MessagingError]] = []  # of settlements in part
+        # Refusals that wait for a slow log: their commands have settled some of their messages.
+        self._delayed_refusals: list[tuple[Request, MessagingError]] = []
         self._delayed_operations: list[Operation] = []  # of these replies
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
@@ -180,16 +182,16 @@ class Engine:
         """The directory of the spill store."""
         return self.settings.spill_directory or self.settings.directory / "spill"
 
-    def _standing(self) -> Standing | None:
-        """Return the messages of the queues, or None while memory is ahead of the log."""
-        return None if self._kept else self.namespace.standing()
+    def _present_messages(self) -> PresentMessages | None:
+        """Return the messages of all queues; None while memory is ahead of the log."""
+        return None if self._kept else self.namespace.present_messages()
 
     def _path_of(self, number: int) -> str:
         queue = self.namespace.directory.queue_numbered(number)
         return queue.path if queue is not None else ""
 
     def _look_at_clock(self) -> int:
-        """Return now, after adjusting to a wall clock that was set."""
+        """Return the current time; if the wall clock was set, move the timers first."""
         step = self._time.look()
         self._now = self._time.seen_us
         if step:
@@ -238,8 +240,8 @@ class Engine:
         return self._time.deadline(due)
 
     @property
-    def _is_short(self) -> bool:
-        """Whether the disk has no space for what compaction would write."""
+    def _is_compaction_paused(self) -> bool:
+        """Whether compaction must not write: the log has trouble, or uses its reserve."""
         return self.health.spilling or self.log.is_on_reserve
 
     @property
@@ -255,9 +257,10 @@ class Engine:
     # -- a turn --------------------------------------------------------------------------------
 
     def turn(self, requests: Sequence[Request]) -> Sequence[Request]:
-        """Execute commands and timers; every request is answered or waits.
+        """Execute commands and timers.
 
-        Return the requests that would take longer than a turn may take: they were not executed.
+        Return the requests that the turn had no time for: they were not executed. Every other
+        request is answered or waits.
         """
         if self._reopens_at is not None and not self._reopen(requests):
             return ()
@@ -281,7 +284,7 @@ class Engine:
         commit = self._new_commit()
         self.namespace.overload.storage_bytes = self.log.size_in_bytes
         for path in self.spill.paths:
-            self.namespace.keep_alive(path, now)  # it has spilled messages
+            self.namespace.keep_alive(path, now)  # an entity with spilled sends is not idle
         self.namespace.tick(now, commit)
         if commit.effects:  # the commands of this turn must see the results of the timers
             self._finish(commit, ())
@@ -292,16 +295,20 @@ class Engine:
                 self._spilling.drain(now, commit, self._kept)
         left = self.namespace.execute(requests, now, commit)
         self.namespace.serve(now, commit)
-        if len(self.log.segments) > 1 and not self._is_short and self._compaction.has_work:
+        if (
+            len(self.log.segments) > 1
+            and not self._is_compaction_paused
+            and self._compaction.has_work
+        ):
             self._compaction.stage(commit)
         if now >= self._self_check.due:
             self._self_check.check_next(now)
         self._finish(commit, requests)
-        while self.namespace.shared.parked:  # dead letters, and those that die on their way
+        while self.namespace.shared.parked:  # forwarding may dead-letter and park further messages
             commit = self._new_commit()
             self.namespace.forward_dead_letters(now, commit)
             self._finish(commit, ())
-        while self.namespace.shared.touched:  # messages became visible with this commit
+        while self.namespace.shared.changed_queues:  # messages became visible with this commit
             commit = self._new_commit()
             self.namespace.serve(now, commit)
             self._finish(commit, ())
@@ -310,20 +317,21 @@ class Engine:
 
     def _end_turn(self, now: int) -> None:
         """Do maintenance for which nobody waits."""
-        if self._is_short and not self._kept:  # unwritten settlements may need what is dropped
+        if self._is_compaction_paused and not self._kept:  # kept entries may need what is dropped
             self._compaction.drop_empty()
             self._compact_full_disk()
         self.namespace.reclaim()
         if self._ledgers.is_due(now):
-            self._ledgers.end_turn(now, self.log.last_record, self._standing)
+            self._ledgers.end_turn(now, self.log.last_record, self._present_messages)
         if not self.health.is_well or self.watch.has_news:
             self.watch.look(self.health, self.spill, now)
 
     def _compact_full_disk(self) -> None:
         """Empty the oldest segment if little is left in it, so that its space can be used again.
 
-        Few messages may stay there for long, such as dead letters: all space behind them would
-        stay in use, however many messages are settled. The log writes them to its reserve.
+        A few messages, such as dead letters, may stay in the oldest segment for long. Segments are
+        dropped in order, so no space would become free, however many messages are settled. The log
+        writes these messages to its reserve.
         """
         log = self.log
         while log.is_full or log.is_on_reserve:
@@ -340,11 +348,12 @@ class Engine:
         return Commit(self.namespace.shared.bodies.next_number, kept)
 
     def _finish(self, commit: Commit, requests: Sequence[Request]) -> bool:
-        """Write a commit and answer; return whether the log did not refuse it."""
+        """Write a commit and answer its requests; return False if the log refused the commit."""
         if not (commit.must_sync or commit.has_settled):
-            self._answer(commit)  # it only read; entries of earlier turns may still be refused
+            # The turn only read, so an error of the log cannot affect its replies.
+            self._answer(commit)
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
-            self._kept = commit.kept  # do not add load to a log with trouble
+            self._kept = commit.kept  # a slow log gets no more load
             self._delay(commit)
             self._answer(commit)
             return True
@@ -362,7 +371,10 @@ class Engine:
         return True
 
     def _delay(self, commit: Commit) -> None:
-        """Let the replies of a commit wait for a slow log, with refusals that settled a part."""
+        """Let the replies of a commit wait for a slow log.
+
+        Refusals wait, too, if their command has settled some of its messages.
+        """
         self._delayed_replies += commit.replies
         self._delayed_refusals += [
             (request, error) for request, error in commit.refusals if has_settled(error)
@@ -375,7 +387,7 @@ class Engine:
         commit.operations.clear()
 
     def _add_delayed(self, commit: Commit) -> None:
-        """Add the replies that wait for a slow log to those of this commit."""
+        """Add the replies and refusals that wait for a slow log to those of this commit."""
         if self._delayed_replies or self._delayed_refusals:
             commit.replies += self._delayed_replies
             commit.refusals += self._delayed_refusals
@@ -401,7 +413,7 @@ class Engine:
         parts = commit.parts(self._now, facts)
         places = self.log.append(parts, frees_space=frees_space)
         self._unwritten = []
-        self._ledgers.follow(self.log.last_record, parts, self._now)
+        self._ledgers.add_record(self.log.last_record, parts, self._now)
         bodies = self.namespace.shared.bodies
         for part, place in zip(parts, places, strict=True):
             if part.number:
@@ -450,7 +462,10 @@ class Engine:
     def _refuse(
         self, commit: Commit, requests: Sequence[Request], error: StoreUnavailableError
     ) -> None:
-        """Undo tentative entries, keep the others for the next record, and spill the sends."""
+        """Undo tentative entries, keep the others for the next record, and spill the sends.
+
+        The other requests get the error of the log, unless they were refused for another reason.
+        """
         _log.debug("A commit was refused: %s", error)
         for effect in reversed(commit.effects):
             effect.refused()
@@ -485,7 +500,7 @@ class Engine:
     # -- self-healing --------------------------------------------------------------------------
 
     def _heal(self, error: BaseException, requests: Sequence[Request]) -> None:
-        """Restart from the log, at once or after a pause; all old state in memory is dropped."""
+        """Drop all state in memory, and restart from the log, at once or after a pause."""
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
@@ -535,7 +550,10 @@ class Engine:
         self.stranded = []
 
     def _reopen(self, requests: Sequence[Request]) -> bool:
-        """Read the log again if it is time; return whether the namespace is open."""
+        """Read the log again if the pause is over; otherwise refuse the requests.
+
+        Return whether the namespace is open.
+        """
         self._time.look()
         self._now = self._time.now_us()
         assert self._reopens_at is not None
@@ -561,7 +579,7 @@ class Engine:
     # -- called by the writer ------------------------------------------------------------------
 
     def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
-        """Apply new limits and ledger settings; they stay after a restart of the broker."""
+        """Apply new limits and ledger settings; they also apply after self-healing restarts."""
         self._ledgers.reconfigure(ledger)
         self.settings = replace(self.settings, namespace=namespace, ledger=self._ledgers.settings)
         if not self.is_healing:
@@ -582,7 +600,7 @@ class Engine:
             self.namespace.withdraw(requests)
 
     def snapshot(self, *, is_open: bool) -> Snapshot:
-        """Return counts and sizes; those of entities are read by `look_at`."""
+        """Return counts and sizes, without those of entities, which `look_at` returns."""
         meter = self._ledgers.meter.table()
         if self.is_healing:
             failures = self._rule_failures.total
@@ -631,7 +649,7 @@ class Engine:
                 self._answer(commit)
         now = self._look_at_clock()
         self.namespace.meter_waiting()
-        self._ledgers.take_stock(now, self.log.last_record, self._standing())
+        self._ledgers.add_inventory(now, self.log.last_record, self._present_messages())
         self._ledgers.close(now)
         self.abandon()
 

@@ -2,8 +2,10 @@
 
 A broker restarts when its own state is inconsistent. The first restart for a cause is immediate;
 each further restart for the same cause waits twice as long. After MAX_HEALS within HEAL_WINDOW_US
-the broker stops, because the log itself causes the failure. For a while after a restart, commands
-run one at a time, so that a command that causes the failure is found and refused.
+the broker stops: probably the content of the log causes the failure. For a while after a restart,
+commands run one at a time, so that a command that causes the failure is found and refused.
+
+The engine calls this.
 """
 
 from collections import deque

@@ -1,11 +1,12 @@
 """Isolation: a command that raises changes nothing and does not affect other commands.
 
-Each command, timer and served request runs between a savepoint of the commit and an undo list of
-memory. If it raises, both are rolled back. The caller gets the error: its own if the command was
-refused, or `CommandFailedError` if the broker has a fault. Faults are counted by cause, and the
-first of each cause is logged with its traceback.
+Before each command, timer and served request, `attempt` takes a savepoint of the commit and begins
+to record how to undo changes in memory. If the work raises, commit and memory are rolled back. The
+caller gets the error: the error itself if the command was refused, or `CommandFailedError` if the
+broker has a fault. Faults are counted by cause, and the first of each cause is logged with its
+traceback.
 
-The thread with the turn calls this. Errors that are raised outside of it reach the engine, which
+The thread with the turn calls this. Errors that are raised elsewhere reach the engine, which
 restarts from its log (healing.py).
 """
 
@@ -37,7 +38,7 @@ class Isolation:
     def attempt(self, work: Callable[[], None], commit: Commit) -> Exception | None:
         """Run `work`; if it raises, undo all of it and return what it raised.
 
-        Lost locks are not a failure of a command: it has settled the other messages.
+        After a lost lock nothing is undone: the command has settled the other messages.
         """
         undo, savepoint = self._undo, commit.savepoint()
         undo.begin()

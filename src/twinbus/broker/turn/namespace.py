@@ -2,9 +2,9 @@
 
 `BrokerNamespace` is pure: it gets commands, `now` and a commit, changes memory, and adds to the
 commit what must be written to the log. It does not read a clock or write to a disk; it only reads
-message bodies. It counts the work of a turn and leaves the rest to the next turn. Three parts know
-the commands: sends.py, queue_commands.py and the management of entities. Each command fails alone
-(isolation.py).
+message bodies. It counts the work of a turn, and leaves commands beyond a bound to the next turn.
+Three parts execute the commands: sends.py, queue_commands.py and entities/management.py. Each
+command fails alone (isolation.py).
 
 The engine (engine.py) calls it from the thread with the turn: tick, execute, serve, commit.
 """
@@ -25,7 +25,7 @@ from twinbus.broker.queue.leasing import (
     lease_range,
 )
 from twinbus.broker.queue.queue import Queue
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.waiters import Waiter
 from twinbus.broker.sending.intake import Intake, SendRequest
 from twinbus.broker.sending.routing import Router
@@ -85,7 +85,7 @@ class NamespaceSettings:
 
 @dataclass(frozen=True, slots=True)
 class _DeletedIdle(Effect):
-    """An entity that is deleted because it was not used."""
+    """An entity that is deleted because it was idle."""
 
     entity: Entity
     now: int
@@ -98,7 +98,7 @@ class _DeletedIdle(Effect):
 class BrokerNamespace:
     """The entities, and the commands for them."""
 
-    def __init__(self, shared: Shared, settings: NamespaceSettings) -> None:
+    def __init__(self, shared: QueueContext, settings: NamespaceSettings) -> None:
         self.shared = shared
         self.directory = Directory(shared)
         self.transfers = Transfers()
@@ -118,9 +118,10 @@ class BrokerNamespace:
             self.directory, self.keys, self.meter, self.adopt, shared.nonce
         )
         self._alarms = Alarms()
-        self._changed: dict[int, Queue] = {}  # queues changed in this turn
-        self._work = 0  # of this turn, in ordinary commands
-        self._unserved: dict[int, Queue] = {}  # with waiting requests to be served in the next turn
+        self._to_reclaim: dict[int, Queue] = {}  # queues that changed in this turn
+        self._work = 0  # done in this turn, in ordinary commands
+        # Queues whose waiting requests this turn had no time for: the next turn serves them.
+        self._unserved: dict[int, Queue] = {}
         owners: dict[Claim, object] = {
             Claim.SEND: self.sends,
             Claim.LISTEN: QueueCommands(self.directory, self.overload),
@@ -169,12 +170,12 @@ class BrokerNamespace:
     def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> Sequence[Request]:
         """Execute commands; sends are executed last, together. Replies are put into the commit.
 
-        Return the requests for which the turn has no time: large ones, when the work of the turn is
-        done, and all later ones of the same principals.
+        Return the requests for which the turn has no time. When the work of the turn is done, these
+        are the large requests, and the later requests of principals that had one in this turn.
         """
         self._work = 0
         if self._unserved:  # the queue that took the time of the last turn is last
-            self.shared.touched.update(reversed(self._unserved.items()))
+            self.shared.changed_queues.update(reversed(self._unserved.items()))
             self._unserved = {}
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.sends.execute([requests[0]], now, commit)
@@ -198,7 +199,7 @@ class BrokerNamespace:
         *,
         most: int = TURN_WORK,
     ) -> int:
-        """Execute commands until the work of the turn is `most`, and gather the sends by entity.
+        """Execute commands until the work of the turn reaches `most`; gather the sends by entity.
 
         Return the number of requests that were executed or gathered.
         """
@@ -217,7 +218,10 @@ class BrokerNamespace:
         return len(requests)
 
     def _count_rules(self, command: c.Send, *, is_first: bool) -> None:
-        """Count the work of rules for a send; the sends of a turn to one topic share some of it."""
+        """Count the work of rules for a send to a topic.
+
+        All sends of a turn to one topic are evaluated together, so a part counts once (`is_first`).
+        """
         entity = self.directory.find(command.path)
         if isinstance(entity, Topic):
             operators = entity.operators
@@ -268,9 +272,9 @@ class BrokerNamespace:
 
         When the work of the turn is done, the other requests are served in the next turn.
         """
-        touched, self.shared.touched = self.shared.touched, {}
-        self._changed.update(touched)
-        for queue in touched.values():
+        changed, self.shared.changed_queues = self.shared.changed_queues, {}
+        self._to_reclaim.update(changed)
+        for queue in changed.values():
             if queue.waiters.line:
                 queue.serve(partial(self._serve_one, queue, now, commit))
             self._alarms.arm(queue)
@@ -317,9 +321,9 @@ class BrokerNamespace:
 
     def reclaim(self) -> None:
         """Release the rows of messages that are gone, and count the memory; between turns."""
-        for queue in self._changed.values():
+        for queue in self._to_reclaim.values():
             queue.waiting.reclaim()
-        self._changed.clear()
+        self._to_reclaim.clear()
 
     @property
     def next_event(self) -> int:
@@ -359,7 +363,7 @@ class BrokerNamespace:
             self._alarms.arm(queue)
 
     def name_origins(self, queue: Queue, birth: str) -> None:
-        """Set the names of a queue as a source of transfers."""
+        """Set the names of a queue as an origin, one for each start that numbered its messages."""
         starts = [(0, ""), *self.starts.of(queue.entity)]
         queue.origins = [
             (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
@@ -375,7 +379,7 @@ class BrokerNamespace:
             commit.effects.append(_DeletedIdle(entity, now))
 
     def keep_alive(self, path: str, now: int) -> None:
-        """Record the use of a path's entity, if it exists."""
+        """Record a use of the entity of a path, if it exists."""
         entity = self.directory.find(path)
         if entity is not None:
             entity.note_use(now)
@@ -407,8 +411,11 @@ class BrokerNamespace:
             facts.append(transferred_fact(origin, intervals))
         return facts + self.starts.facts(queues)
 
-    def standing(self) -> Iterable[tuple[int, Int64s]]:
-        """Yield the numbers of the durable messages of each queue that stores messages."""
+    def present_messages(self) -> Iterable[tuple[int, Int64s]]:
+        """Yield the sequence numbers of the durable messages of each queue, by queue number.
+
+        A topic stores only scheduled messages, so its queue is left out if it is empty.
+        """
         for queue in self.directory.queues():
             at = queue.waiting.all()
             at = at[queue.waiting.get("state", at) != State.PENDING.value]
@@ -428,7 +435,7 @@ class BrokerNamespace:
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
 
     def meter_waiting(self) -> None:
-        """Meter the waiting requests, which end because the namespace closes."""
+        """Meter the waiting requests as withdrawn, because the namespace closes."""
         for queue in self.directory.queues():
             for waiter in queue.waiters:
                 self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
@@ -437,17 +444,18 @@ class BrokerNamespace:
         """Return all inconsistencies between counters and columns."""
         queues = self.directory.queues()
         found = [f"{q.path}: {fault}" for q in queues for fault in q.waiting.faults()]
-        standing = sum(len(q.waiting) - q.waiting.count(State.PENDING) for q in queues)
-        if standing != self.shared.bodies.places:
-            found.append(f"{standing} messages exist, but {self.shared.bodies.places} are counted")
+        present = sum(len(q.waiting) - q.waiting.count(State.PENDING) for q in queues)
+        if present != self.shared.bodies.places:
+            found.append(f"{present} messages exist, but {self.shared.bodies.places} are counted")
         return found
 
 
 def _late(requests: Sequence[Request], first: int) -> tuple[list[Request], list[Request]]:
-    """Return which requests, from `first` on, a turn still executes after its work is done.
+    """Split the requests from `first` on, when the work of the turn is done.
 
-    These are the small ones of principals that have none in this turn yet. Return also the others,
-    beginning with the requests of principals that have none in this turn.
+    Return the requests that the turn still executes: one small request of each principal that has
+    none in this turn yet. Return also the other requests, which wait for the next turn; requests of
+    principals that have none in this turn are first.
     """
     executed = {request.principal.id for request in requests[:first]}
     waits: set[str] = set()

@@ -1,16 +1,16 @@
 """Overload: refuses commands of a namespace that is above its thresholds.
 
-The throttle (accounts/throttle.py) compares numbers. This module knows where the numbers are: rates
-by entity and key, the memory and the storage of the namespace, and waiting requests. What is
-refused gets `ServerBusyError` and changes nothing.
+The throttle (accounts/throttle.py) compares numbers with thresholds. This module passes it the
+numbers: the memory and the storage of the namespace, and the waiting requests. A refused command
+gets `ServerBusyError` and changes nothing.
 
-The thread with the turn calls this before it executes a command. Memory is that of the end of the
-last turn.
+The thread with the turn calls this before it executes a command. The memory is counted at the end
+of each turn.
 """
 
 from twinbus.broker.accounts.throttle import Thresholds, Throttle, Usage
 from twinbus.broker.entities.directory import Directory
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.errors import ServerBusyError
 from twinbus.limits import FORGET_INTERVAL_US
 from twinbus.protocol.access import Principal
@@ -20,12 +20,14 @@ from twinbus.protocol.keys import Claim
 class OverloadGuard:
     """Checks commands against the thresholds of a namespace."""
 
-    def __init__(self, directory: Directory, shared: Shared, thresholds: Thresholds) -> None:
+    def __init__(self, directory: Directory, shared: QueueContext, thresholds: Thresholds) -> None:
         self.storage_bytes = 0  # size of the log, set by the engine
         self._directory = directory
         self._shared = shared
         self.throttle = Throttle(thresholds)
-        self._forgets_at = 0  # when old ids may be searched for again
+        self._forgets_at = (
+            0  # when the next search for expired ids of duplicate detection may begin
+        )
 
     def reconfigure(self, thresholds: Thresholds) -> None:
         """Apply new thresholds to the following commands."""
@@ -37,7 +39,7 @@ class OverloadGuard:
         self._forgets_at = 0
 
     def check_rate(self, path: str, principal: Principal, now: int) -> None:
-        """Refuse if the namespace, the entity or the key gets too many requests."""
+        """Raise ServerBusyError if the namespace, the entity or the key gets too many requests."""
         if not self.throttle.limits_rates:
             return
         entity = self._directory.find(path) if path else None
@@ -45,10 +47,10 @@ class OverloadGuard:
         self.throttle.check_rate(path, entity.stores if entity else 0, now, key)
 
     def check_room(self, now: int) -> None:
-        """Refuse messages while memory or storage is full.
+        """Raise ServerBusyError while memory or storage is full.
 
-        Old ids of duplicate detection are forgotten with the next send to their entity. While
-        memory is full there is none, so they are searched for here.
+        Normally the next send to an entity removes its expired ids of duplicate detection. While
+        memory is full all sends are refused, so the expired ids are removed here.
         """
         try:
             self.throttle.check_room(self._shared.resources.memory_bytes, self.storage_bytes)
@@ -62,7 +64,7 @@ class OverloadGuard:
             self.throttle.check_room(self._shared.resources.memory_bytes, self.storage_bytes)
 
     def check_receives(self, path: str, principal: Principal) -> None:
-        """Refuse another waiting request if there are too many."""
+        """Raise ServerBusyError if there are too many waiting requests for another one."""
         shared = self._shared
         usage = Usage(
             shared.resources.memory_bytes,

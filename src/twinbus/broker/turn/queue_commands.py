@@ -2,8 +2,8 @@
 
 Each method executes one command: it finds the queue, checks that the queue and its entity allow the
 command, and calls the queue (room `queue`), which decides. The names of the methods are in
-protocol/table.py. A request that finds nothing may wait: it joins the waiters of the queue, and its
-reply follows in a later turn.
+protocol/table.py. A request that finds no messages or no session may wait: it is added to the
+waiters of the queue, and gets its reply in a later turn.
 
 The namespace calls this in a turn, each command isolated from the others (isolation.py).
 """
@@ -36,7 +36,7 @@ from twinbus.protocol.meter import Metered, load_of_settled
 from twinbus.protocol.requests import Request
 from twinbus.values import check_whole
 
-PARKED = object()  # the reply follows later
+PARKED = object()  # returned instead of a reply: the request waits
 
 
 class QueueCommands:
@@ -49,14 +49,14 @@ class QueueCommands:
     # -- receiving -----------------------------------------------------------------------------
 
     def _queue(self, path: str, now: int) -> Queue:
-        """Return a queue for any use."""
+        """Return the queue of a path, and record that it is used in this turn."""
         entity, queue = self._directory.queue(path)
         entity.note_use(now)
         queue.touch()
         return queue
 
     def _receivable(self, path: str, session: c.SessionLock | None, now: int) -> Queue:
-        """Return a queue that allows receives."""
+        """Return the queue of a path; raise if it does not allow this receive."""
         entity, queue = self._directory.queue(path)
         if queue is entity.queue:
             entity.check_receive()
@@ -73,8 +73,8 @@ class QueueCommands:
         """Deliver messages, or let the request wait."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
-        queued = queue.waiters.has_receives and command.session is None
-        delivery = None if queued else queue.receive(command, now, commit)
+        must_wait = queue.waiters.has_receives and command.session is None  # earlier ones are first
+        delivery = None if must_wait else queue.receive(command, now, commit)
         if delivery is not None:
             return delivery
         return self._park(queue, Waiter(request, command, now + wait)) if wait else NOTHING
@@ -97,7 +97,7 @@ class QueueCommands:
     def peek(self, command: c.Peek, _: Request, now: int, __: Commit) -> pa.RecordBatch:
         """Return messages without locking them."""
         if command.session_id is not None:
-            self._sessionful(command.path)
+            self._with_sessions(command.path)
         return self._queue(command.path, now).peek(command)
 
     def delete_messages(
@@ -117,7 +117,7 @@ class QueueCommands:
         return Metered(None, load_of_settled(len(command.lock_tokens)))
 
     def _check_reason_room(self, path: str, size: int) -> None:
-        """Refuse dead-letter reasons that exceed the quota, because each message stores its own."""
+        """Raise if dead-letter reasons exceed the quota: each message counts its own reason."""
         entity, _ = self._directory.queue(path)
         if size > max(self._quota(entity).room, 0):
             raise QuotaExceededError(
@@ -127,7 +127,7 @@ class QueueCommands:
             )
 
     def _quota(self, entity: Entity) -> Entity:
-        """Return the entity with the quota: subscriptions share that of their topic."""
+        """Return the entity with the quota: for a subscription, its topic."""
         description = entity.description
         if isinstance(description, SubscriptionDescription):
             return self._directory.entity(description.topic_path)
@@ -145,7 +145,7 @@ class QueueCommands:
     ) -> Any:
         """Lock a session, or let the request wait for one."""
         wait = to_us(command.wait)
-        entity, queue = self._sessionful(command.path)
+        entity, queue = self._with_sessions(command.path)
         entity.check_receive()
         self._queue(command.path, now)
         grant = queue.accept(command.session_id, now)
@@ -187,7 +187,7 @@ class QueueCommands:
 
     def list_sessions(self, command: c.ListSessions, _: Request, now: int, __: Commit) -> list[str]:
         """Return a page of the sessions that have messages or a state."""
-        queue = self._sessionful(command.path)[1]
+        queue = self._with_sessions(command.path)[1]
         self._queue(command.path, now)
         after = command.state_updated_after_utc
         if after is None:
@@ -195,8 +195,8 @@ class QueueCommands:
         names = queue.sessions.updated_after(moment_us(after))
         return names[command.skip : command.skip + command.max_sessions]
 
-    def _sessionful(self, path: str) -> tuple[Entity, Queue]:
-        """Return an entity with sessions, and its queue."""
+    def _with_sessions(self, path: str) -> tuple[Entity, Queue]:
+        """Return the entity and queue of a path; raise if the queue has no sessions."""
         entity, queue = self._directory.queue(path)
         if not queue.settings.requires_session:
             raise InvalidOperationError(f"{path} has no sessions; omit the session", path=path)
@@ -211,8 +211,8 @@ class QueueCommands:
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
             return lease
-        _, holder = first_held(queue, () if command.past is None else command.past)
-        return self._park(queue, Waiter(request, command, now + wait, holder))
+        _, owner = first_held(queue, () if command.past is None else command.past)
+        return self._park(queue, Waiter(request, command, now + wait, owner))
 
     def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:
         """Renew a lease."""

@@ -2,11 +2,11 @@
 
 A log can be incomplete: the directory was restored from an older copy, or segments were lost. The
 LOCK file and the ledger show how many records had been written. If the whole log is missing, the
-broker starts only if the operator accepts the damage. If records at the end are missing, it starts,
-keeps their numbers free, and reports them as lost (`Lineage`).
+broker starts only if the operator accepts the damage. If records at the end are missing, the broker
+starts, does not use their numbers again, and reports them as lost (`Lineage`).
 
-The engine calls this when it opens the directory and after each self-healing restart, before the
-first turn. What it returns belongs to this opening and is dropped at the next one.
+The engine calls this when it opens the directory and at each self-healing restart, before the first
+turn. The next restart drops the returned objects.
 """
 
 import logging
@@ -20,7 +20,7 @@ from twinbus.broker.accounts.ledgers import Ledgers, Lineage
 from twinbus.broker.accounts.rule_failures import RuleFailures
 from twinbus.broker.accounts.trail import Trail
 from twinbus.broker.queue.dead_letter import Deaths
-from twinbus.broker.queue.shared import Shared
+from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Entries, Fact
@@ -43,14 +43,14 @@ class RecoveredBroker:
     compaction: Compaction
     lineage: Lineage
     records: int  # number of records in the log
-    clock_steps: dict[int, int]  # by how much the wall clock was set, by the last record before
-    kept: Entries  # for the next record, which this start causes
-    unwritten: list[Fact]  # of this start, for the next record, whatever causes it
+    clock_steps: dict[int, int]  # of the wall clock, by the last record before each step
+    kept: Entries  # must be written soon: they cause a record
+    unwritten: list[Fact]  # are written with the next record, but do not cause one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecovery:
-    """Reads the log of a directory; the same for each start of one engine."""
+    """Reads the log of a directory; an engine uses the same object for all of its restarts."""
 
     directory: Path
     ledgers: Ledgers
@@ -66,13 +66,13 @@ class LogRecovery:
         undo = Undo()
         locks = LockNumbers(int.from_bytes(os.urandom(8), "little") >> 3)
         bodies, deaths, meter = Bodies(log, undo), Deaths(undo), self.ledgers.meter
-        shared = Shared(bodies, deaths, locks, meter, undo, nonce, self.rule_failures)
+        shared = QueueContext(bodies, deaths, locks, meter, undo, nonce, self.rule_failures)
         return BrokerNamespace(shared, settings)
 
     def recover(self, log: Log, namespace: BrokerNamespace, now: int) -> RecoveredBroker:
         """Read the log into an empty namespace."""
         ledgers, bodies = self.ledgers, namespace.shared.bodies
-        replay = Replay(ledgers.covered)
+        replay = Replay(ledgers.covered_record)
         replay.read(log, bodies)
         bodies.start_at(replay.number("next", "batch", 1))
         kept, unwritten = Entries(), list[Fact]()
@@ -94,9 +94,9 @@ class LogRecovery:
             compaction.note_history(segment, int(times.min()), int(times.max()))
         trail = Trail(self.path_of, partial(bodies.texts, "message_id"))
         lineage = self._lineage(log, namespace_id, is_new=known is None)
-        ledgers.begin_trail(trail, replay.untold, lineage, now)
+        ledgers.begin_trail(trail, replay.uncovered_records, lineage, now)
         log.skip_to(lineage.lost_until)
-        ledgers.take_stock(now, log.last_record, None if kept else namespace.standing())
+        ledgers.add_inventory(now, log.last_record, None if kept else namespace.present_messages())
         return RecoveredBroker(
             namespace_id,
             compaction,
@@ -110,10 +110,11 @@ class LogRecovery:
     def _is_log_lost(self, log: Log) -> bool:
         """Return whether the log is empty although LOCK or the ledger shows earlier records.
 
-        The broker starts on such a directory only if the operator accepts the damage. It then keeps
-        the id in the ledger, so that clients and backlog queues recognise the namespace.
+        The broker starts on such a directory only if the operator accepts the damage; otherwise
+        raise. It then uses the namespace id in the ledger, so that clients and backlog queues
+        recognise the namespace.
         """
-        seen = max(log.seen_record, self.ledgers.covered)
+        seen = max(log.seen_record, self.ledgers.covered_record)
         if log.last_record or not seen:
             return False
         if not self.accept_damage:
@@ -130,15 +131,16 @@ class LogRecovery:
         return True
 
     def _lineage(self, log: Log, namespace_id: str, *, is_new: bool) -> Lineage:
-        """Return the identity of the log, after checking whether records at its end are missing.
+        """Return the identity of the log, and whether records at its end are missing.
 
-        If so, the directory was restored from a backup, or the end of its log was lost. The missing
-        records keep their numbers, so that the ledger can report their content.
+        If records are missing, the directory was restored from a backup, or the end of its log was
+        lost. The numbers of the missing records are not used again, so that reports can say what
+        these records contained.
         """
         last = log.last_record
         seen = log.seen_record
         if self.ledgers.knows(namespace_id) or not last:  # an empty log: see `_is_log_lost`
-            seen = max(seen, self.ledgers.covered)
+            seen = max(seen, self.ledgers.covered_record)
         if seen > last and not (is_new and last):
             _log.warning(
                 "%s: the log ends with record %d, but record %d had been written: the directory "

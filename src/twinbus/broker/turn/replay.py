@@ -1,8 +1,10 @@
 """Replay: builds the namespace from the log.
 
-The log is read once. For each key the last fact is valid; places and changes are collected as
-columns. In the end each message is at its last place, in the state of its last change, and messages
+The log is read once. For each key the last fact is valid. Places and changes are collected as
+columns. In the end each message has its last place and the state of its last change, and messages
 that are gone are removed. No step handles single messages.
+
+recovery.py calls this when a directory is opened.
 """
 
 import json
@@ -40,9 +42,9 @@ Columns = dict[str, npt.NDArray[Any]]
 class Replay:
     """The collected content of the log."""
 
-    def __init__(self, covered: int) -> None:
-        self._covered = covered  # the last record whose trail is in the ledger
-        self.untold: list[Record] = []
+    def __init__(self, covered_record: int) -> None:
+        self._covered_record = covered_record  # the last record whose trail is in the ledger
+        self.uncovered_records: list[Record] = []  # the records after it
         self.records = 0  # number of records read
         self.facts: dict[str, dict[str, bytes]] = {}
         self.transfers = Transfers()
@@ -59,8 +61,8 @@ class Replay:
         """Read the complete log."""
         for record in log.replay():
             self.records += 1
-            if record.number > self._covered:
-                self.untold.append(record)
+            if record.number > self._covered_record:
+                self.uncovered_records.append(record)
             for part, place in record.parts:
                 if part.kind is PartKind.MESSAGES:
                     bodies.add(part.number, place, part.columns.num_rows)
@@ -108,23 +110,26 @@ class Replay:
 
     @property
     def clock_steps(self) -> dict[int, int]:
-        """By how much the wall clock was set, according to the last record before."""
+        """The steps of the wall clock in microseconds, by the last record before each step."""
         facts = self.facts.get("clock", {})
         return {int(record): int(json.loads(value)) for record, value in facts.items()}
 
     def history(self) -> Iterator[tuple[int, "_Ids", Int64s]]:
-        """Yield message ids of duplicate detection: their segment, the ids, and their times."""
+        """Yield the message ids of each HISTORY part: its segment, the ids, and their times.
+
+        The times are adjusted to the steps of the wall clock.
+        """
         steps = self.clock_steps
         for record, segment, ids in self._history:
             by = sum(step for before, step in steps.items() if record <= before)
             yield segment, ids, ids.times + by
 
     def number(self, kind: str, key: str, default: int) -> int:
-        """Return a fact that is a number."""
+        """Return a fact that is a number; `default` if the log does not have it."""
         value = self.facts.get(kind, {}).get(key)
         return default if value is None else int(json.loads(value))
 
-    def standing(self) -> tuple[Columns, dict[int, int]]:
+    def present_rows(self) -> tuple[Columns, dict[int, int]]:
         """Return the rows of all messages that are not gone, ordered by entity and number.
 
         Also return the highest number that each entity ever used.
@@ -209,7 +214,7 @@ _DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[Part
 
 
 def _gathered(parts: list[Columns], order: list[int]) -> Columns:
-    """Return concatenated parts, with the record of each row."""
+    """Return concatenated parts; the column `order` has the record of each row."""
     if not parts:
         return {}
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -235,7 +240,7 @@ def _is_ordered(columns: Columns) -> bool:
 
 
 def _apply(places: Columns, changes: Columns) -> None:
-    """Apply the last change of each message, unless the message was rewritten later."""
+    """Apply the last change of each message, unless a later record has a new place for it."""
     ends = np.flatnonzero(np.diff(places["entity"], append=-1)) + 1
     start = 0
     for end in ends.tolist():
@@ -259,8 +264,8 @@ def restore(
 ) -> Entries:
     """Fill an empty namespace with the content of the log.
 
-    Return facts that the log does not have yet: this start of the broker, and the messages that are
-    gone because damage was accepted.
+    Return entries that the log does not have yet: this start of the broker, and the messages that
+    are gone because damage was accepted.
     """
     news = Entries()
     directory, shared = namespace.directory, namespace.shared
@@ -275,7 +280,7 @@ def restore(
     for origin, owner, intervals in replay.transfers.origins():
         namespace.transfers.take(origin, intervals, owner)
     namespace.starts.load(replay.facts.get("start", {}))
-    rows, highest = replay.standing()
+    rows, highest = replay.present_rows()
     _restore_rows(namespace, rows, news, accept_damage=accept_damage)
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
@@ -330,7 +335,7 @@ def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
     if not queue.settings.requires_session:
         return -1
     names = bodies.texts("session_id", rows["batch"], rows["row"])
-    numbers = [queue.sessions.id(name or "") for name in names]
+    numbers = [queue.sessions.number_of(name or "") for name in names]
     queue.sessions.add(numbers, rows["sequence"])
     return np.array(numbers, np.int32)
 

@@ -1,10 +1,10 @@
 """Sends: executes the sends of a turn, entity by entity, and the sends that were spilled before.
 
 All sends of a turn to one entity are executed together, as one batch of the intake
-(sending/intake.py). If they fail together because of one of them, they are executed one by one, so
-that only this one fails. A send is refused while its entity does not accept messages, while memory
-or storage is full, or above a rate. A spilled send was acknowledged before, so none of this applies
-to it.
+(sending/intake.py). If an error makes them fail together, they are executed one by one, so that
+only the send that causes the error fails. A send is refused while its entity does not accept
+messages, while memory or storage is full, or above a rate. Spilled sends were acknowledged before,
+so they are not refused for these reasons.
 
 The namespace calls this in a turn, after all other commands of the turn; spilling.py calls it for
 spilled sends.
@@ -41,7 +41,7 @@ from twinbus.protocol.requests import Request
 
 
 class Sends:
-    """The commands that bring messages to entities, and the one that cancels them."""
+    """Executes sends, and the command that cancels scheduled messages."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Sends:
             self._take(entity, requests, now, commit)
 
     def _take(self, entity: Entity, requests: list[SendRequest], now: int, commit: Commit) -> None:
-        """Execute sends together; if that fails because of one of them, one by one."""
+        """Execute sends together; if an exception is raised, execute them one by one."""
         failure = self._isolation.attempt(
             partial(self._intake.take, entity, requests, now, commit), commit
         )
@@ -92,7 +92,7 @@ class Sends:
             self._take(entity, [request], now, commit)
 
     def _is_within_rate(self, request: SendRequest, now: int, commit: Commit) -> bool:
-        """Return whether a send is below the thresholds of rates; refuse it if it is not."""
+        """Return whether a send is below the thresholds of rates; refuse it if not."""
         try:
             self._overload.check_rate(request.command.path, request.principal, now)
         except ServerBusyError as error:
@@ -101,9 +101,9 @@ class Sends:
         return True
 
     def sendable(self, path: str) -> Entity:
-        """Return the entity of a path if it accepts messages."""
+        """Return the entity of a path; raise if it does not accept messages."""
         entity = self._directory.entity(path)
-        if entity.lets_in:
+        if entity.accepts_sends:
             return entity
         if isinstance(entity, Subscription):
             raise InvalidOperationError(
@@ -113,7 +113,7 @@ class Sends:
         return entity
 
     def check_send(self, command: c.Send) -> pa.RecordBatch:
-        """Return the batch of a send, or raise why it is refused."""
+        """Return the messages of a send as a batch; raise if the send must be refused."""
         return self._intake.check(self.sendable(command.path), command)
 
     def meter_refused(self, send: c.Send, error: MessagingError) -> None:
@@ -129,7 +129,10 @@ class Sends:
         self._meter.count(Operation(path, SEND, purpose_of_send(send), "ok", load))
 
     def take_spilled(self, command: c.Send, owner: str, now: int, commit: Commit) -> None:
-        """Execute a send that was acknowledged before: neither throttling nor quota applies."""
+        """Execute a spilled send: it was acknowledged, so neither throttling nor quota applies.
+
+        `owner` is the id of the key that sent it.
+        """
         entity = self._directory.find(command.path)
         if entity is not None:  # otherwise it was deleted, with its messages
             entity.note_use(now)
@@ -139,7 +142,7 @@ class Sends:
     def cancel_scheduled(
         self, command: c.CancelScheduled, request: Request, now: int, commit: Commit
     ) -> Any:
-        """Cancel scheduled messages; a repeated cancel succeeds."""
+        """Cancel scheduled messages; a repetition of the same command succeeds, too."""
         entity = self._directory.entity(command.path)
         entity.note_use(now)
         if not self._intake.repeats.was_done_before(command.origin, request, commit):
@@ -150,7 +153,7 @@ class Sends:
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """The principal of a spilled send: it has its key's identity, but no rights."""
+    """The principal of a spilled send: it has the id of the key that sent it, but no claims."""
 
     id: str
 

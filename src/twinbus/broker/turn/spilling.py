@@ -1,9 +1,10 @@
 """Spilling: sends go to the spill store while the log refuses records, and are moved back later.
 
 A spilled send is durable and acknowledged, but not visible. When the log accepts records again,
-the oldest spilled sends become part of each turn, and the turn's record removes them from the spill
-store. A spilled send that fails stays there, because it was acknowledged. Later sends to the same
-entity stay behind it, so that their order is kept; sends to other entities are moved.
+the oldest spilled sends become part of each turn. They are removed from the spill store when the
+record of the turn is durable. A spilled send that cannot be moved stays there, because it was
+acknowledged. Later sends to the same entity wait until it is moved, so that their order is kept;
+sends to other entities are moved.
 
 The engine calls this from the thread with the turn. store/spill.py has the files, and
 `StoreHealth` decides when to spill.
@@ -16,7 +17,7 @@ from functools import partial
 import pyarrow as pa
 
 from twinbus.broker.sending.intake import full
-from twinbus.broker.sending.short_intake import counted
+from twinbus.broker.sending.row_intake import counted
 from twinbus.broker.store.commit import TAKEN, Commit, Effect, Entries, Fact
 from twinbus.broker.store.spill import Spill, SpilledSend, StoreHealth
 from twinbus.broker.turn.namespace import BrokerNamespace
@@ -43,7 +44,7 @@ class _SpillMoved(Effect):
     next_entries: Entries  # of the record after this one
 
     def durable(self) -> None:
-        """Remove them from the spill store."""
+        """Remove the sends from the spill store."""
         self.spilling.note_moved(self.positions, self.next_entries)
 
 
@@ -76,7 +77,9 @@ class Spilling:
         self._spill = spill
         self._health = health
         self._probe = probe  # what is written to find out whether the log accepts records
-        self._pauses = pauses  # by path: when its spilled sends are retried; outlives a restart
+        # By lower-case path: when its spilled sends are tried again. The engine owns this dict, so
+        # that it survives self-healing restarts.
+        self._pauses = pauses
 
     def shift(self, by: int) -> None:
         """Move the times, because the wall clock was set."""
@@ -114,7 +117,7 @@ class Spilling:
         self._sends.meter_spilled(command, batch)
 
     def _check_room(self, path: str, batch: pa.RecordBatch) -> None:
-        """Refuse a send for which its entity or the spill store has no room."""
+        """Raise if the entity of a send or the spill store has no room for it."""
         entity = self._directory.entity(path)
         if counted(sizes(batch)) > entity.room - self._spill.bytes[path.lower()]:
             raise full(entity)
@@ -157,7 +160,7 @@ class Spilling:
         commit.effects.append(_SpillMoved(self, moved, next_entries))
 
     def _movable_sends(self, paused: Container[str]) -> list[SpilledSend]:
-        """Return as many spilled sends as one turn moves."""
+        """Return the oldest spilled sends, as many as one turn moves."""
         sends: list[SpilledSend] = []
         size = 0
         for spilled in self._spill.sends(paused):
@@ -168,7 +171,10 @@ class Spilling:
         return sends
 
     def note_moved(self, positions: Sequence[int], next_entries: Entries) -> None:
-        """Drop spilled sends that the log has; when all have moved, the storage trouble ends."""
+        """Remove sends that the log has from the spill store.
+
+        When all are removed, the storage trouble ends, either here or in `_try_log`.
+        """
         done = self._spill.moved(positions)
         if done:
             for source in done:
@@ -177,7 +183,11 @@ class Spilling:
             self._health.recovered()
 
     def _try_log(self, now: int, commit: Commit) -> None:
-        """End the storage trouble if the log accepts records; after a refusal, only after one."""
+        """End the storage trouble; nothing is spilled.
+
+        If the log has refused a record, write a small one first: the trouble ends when it is
+        durable.
+        """
         if not self._health.is_refusing:
             self._health.recovered()
             return

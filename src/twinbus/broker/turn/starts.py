@@ -1,9 +1,9 @@
-"""Starts of the broker: which start gave which messages their numbers.
+"""Starts of the broker: which start assigned the sequence numbers of which messages.
 
-A directory that is restored from a backup, or copied, uses the numbers after the backup a second
-time. So every start of the broker gets a nonce, and a message is identified by its queue, the start
-that numbered it, and its number (origins.py). Messages in the backup keep their identity, and no
-later message can be mistaken for one of them.
+If a directory is restored from a backup, or copied, the broker assigns the numbers after the backup
+a second time. So every start of the broker has a nonce, and a message is identified by its queue,
+the start that numbered it, and its number (protocol/origins.py). Messages in the backup keep their
+identity, and no later message can be mistaken for one of them.
 
 The log contains, for each start, the first number of each queue in this start. Starts without
 messages are forgotten.
@@ -23,7 +23,7 @@ class Start:
 
     nonce: str
     order: int  # increases with every start
-    firsts: Mapping[int, int]  # by queue: its first number in this start
+    firsts: Mapping[int, int]  # by queue number: the first sequence number of this start
 
     def fact(self) -> Fact:
         """Return the start in the form of the log."""
@@ -49,7 +49,7 @@ class Starts:
         )
 
     def begin(self, nonce: str, queues: Iterable[Queue]) -> Fact | None:
-        """Begin a start, unless it is in the log; return the facts for the log."""
+        """Add a start and return its fact for the log; None if it was already added."""
         if any(start.nonce == nonce for start in self._starts):
             return None
         order = self._starts[-1].order + 1 if self._starts else 1
@@ -58,11 +58,11 @@ class Starts:
         return self._starts[-1].fact()
 
     def of(self, queue: int) -> list[tuple[int, str]]:
-        """Return the starts of a queue, each with its first number and nonce."""
+        """Return the starts of a queue, each as its first sequence number and its nonce."""
         return [(s.firsts[queue], s.nonce) for s in self._starts if queue in s.firsts]
 
     def facts(self, queues: Iterable[Queue]) -> list[Fact]:
-        """Return the needed starts in the form of the log; forget the others."""
+        """Forget earlier starts that numbered no present message; return the others as facts."""
         lowest = {queue.entity: _lowest(queue) for queue in queues}
         kept: list[Start] = []
         for at, start in enumerate(self._starts):
@@ -79,11 +79,11 @@ class Starts:
 
 
 def _lowest(queue: Queue) -> int:
-    """Return the lowest number that a message of the queue has or will have."""
+    """Return the lowest sequence number that a message of the queue has or will have."""
     at = queue.waiting.all()[:1]
     return int(queue.waiting.get("sequence", at)[0]) if len(at) else queue.next_sequence
 
 
 def _is_over(queue: int, number: int, later: Iterable[Start]) -> bool:
-    """Return whether a later start used this number and all that follow."""
+    """Return whether this number and all that follow were assigned by a later start."""
     return any(start.firsts.get(queue, number + 1) <= number for start in later)

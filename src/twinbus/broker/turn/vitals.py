@@ -1,7 +1,7 @@
-"""What other threads may read about an engine: values of a moment.
+"""What other threads may read about an engine: its state at a moment, as frozen values.
 
 The engine (engine.py) and the writer (writer.py) create these values. Health checks, metrics and
-the server's loop read them. Each value is frozen, so reading one needs no lock.
+the server's loop read them. A value never changes, so reading it needs no lock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ class Snapshot:
     """Counts and sizes of a namespace at a moment."""
 
     is_open: bool  # False: it was closed, or has stopped for good
-    is_spilling: bool  # the log has trouble; sends go to the spill store
+    is_spilling: bool  # the log refuses records or is slow, so sends go to the spill store
     restarts: int  # number of self-healing restarts
     open_receives: int
     storage_bytes: int
@@ -27,7 +27,8 @@ class Snapshot:
     failed_commands: int = 0  # internal errors that affected one command or timer
     rule_failures: int = 0  # number of messages for which a rule failed
     spilled_sends: int = 0  # number of sends in the spill store
-    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)  # by path; no messages: 0
+    # By path: the age of the oldest message; 0 if there is none.
+    oldest_ages_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Watches the store of a namespace: logs the begin and end of trouble, and slow flushes.
 
-The thread with the turn calls `look` at its end. Trouble of hours is two log lines, however often
-the broker retries. Sends that are in the spill store for longer than SPILL_BOUND_US make the
-namespace degraded until they have been moved. Other threads may read the attributes at any time.
+The thread with the turn calls `look` at the end of a turn. A trouble of hours is two log lines,
+however often the broker retries. If a send is in the spill store for longer than SPILL_BOUND_US,
+the namespace is degraded until no send waits that long. Other threads may read the attributes at
+any time.
 """
 
 import logging
@@ -30,15 +31,17 @@ class StoreWatch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._trouble_since: int | None = None  # begin of the logged trouble
+        self._trouble_since: int | None = None  # None: no trouble was logged, or its end was
         self._slow_flushes = LineRate(LOG_INTERVAL_US)
         self.degradation: Degradation | None = None
-        self.degrades_at = NEVER_US  # the latest time for the next `look`
+        # When the oldest waiting send makes the namespace degraded; NEVER_US: no send waits, or the
+        # namespace is degraded.
+        self.degrades_at = NEVER_US
         self.refusal = ""  # why the log accepts no records; empty: it accepts them
 
     @property
     def has_news(self) -> bool:
-        """Whether the begin of a trouble was logged, but not its end."""
+        """Whether `look` must be called, so that it notices the end of a trouble."""
         return self._trouble_since is not None or self.degradation is not None or self.refusal != ""
 
     def look(self, health: StoreHealth, spill: Spill, now: int) -> None:

@@ -1,7 +1,7 @@
-"""The only writer: the thread with the turn decides, commits and answers.
+"""The writers: one thread at a time has the turn, in which it decides, commits and answers.
 
 Requests that arrive during a turn wait for the next one, which executes all of them: group commit.
-If they are more work than a turn may be, each principal gets a share of it (arrivals.py).
+If they are more work than fits into a turn, each principal gets a share of the turn (arrivals.py).
 `InlineWriter` has no thread: the caller runs the turn, and time passes when the clock is moved. It
 is for simulations. `ThreadedWriter` is for everything else.
 """
@@ -53,10 +53,12 @@ class Writer(ABC):
         # Withdrawn requests; kept alive, so that their identities are not reused.
         self._leaving: deque[Request] = deque()
         self._answered: deque[FutureRequest] = deque()  # to be completed after a turn
-        self._expected = 0  # number of callers for which the next turn waits; 0: it does not wait
+        self._expected = 0  # number of requests for which the next turn waits; 0: it does not wait
         self._turn_lock = threading.Lock()
         self._turns = 0
-        self._next_event = self.engine.next_event  # of the last turn; only the turn may use engine
+        # The engine's `next_event` after the last turn: only the thread with the turn may use the
+        # engine.
+        self._next_event = self.engine.next_event
         self._end: MessagingError | None = None  # why no more commands are accepted
         self._stop_listening = clock.on_advance(self._on_advance)
         on_fork(self._after_fork)
@@ -74,7 +76,7 @@ class Writer(ABC):
 
     @abstractmethod
     def _serve_later(self) -> None:
-        """Have requests executed whose callers do not block, without waiting for a turn."""
+        """Have waiting requests executed soon; a thread that calls this need not wait for them."""
 
     @abstractmethod
     def _take_turn(self) -> None:
@@ -117,10 +119,10 @@ class Writer(ABC):
         return request.result(timeout_s)  # type: ignore[no-any-return]
 
     def hand_over(self, requests: Sequence[Request], *, in_own_thread: bool = True) -> None:
-        """Execute requests whose callers do not wait here.
+        """Execute requests whose callers do not wait here; the thread with the turn answers them.
 
-        The calling thread runs the turn if no other thread does, or leaves it to the writer's
-        thread. The thread with the turn answers the requests.
+        With `in_own_thread`, the calling thread runs the turn if no other thread does. Otherwise
+        the thread of the writer runs it.
         """
         self._arrivals.extend(requests)
         if self._end is not None:  # checked last, see `_arrive`
@@ -132,16 +134,16 @@ class Writer(ABC):
             self._serve_later()
 
     def withdraw(self, requests: Iterable[Request]) -> None:
-        """Remove waiting requests, in this turn or the next; they get no reply."""
+        """Remove waiting requests, now or before the next turn; they get no reply."""
         self._leaving.extend(requests)
         if self._turn_lock.acquire(blocking=False):
             try:
-                self._let_go()
+                self._withdraw_leaving()
             finally:
                 self._turn_lock.release()
         self._wake_if_needed()
 
-    def _let_go(self) -> None:
+    def _withdraw_leaving(self) -> None:
         """Remove withdrawn requests; the caller has the turn."""
         leaving: list[Request] = []
         while self._leaving:
@@ -164,7 +166,7 @@ class Writer(ABC):
 
     def reconfigure(self, namespace: NamespaceSettings, ledger: LedgerSettings) -> None:
         """Change the limits and the ledger settings between two turns."""
-        with self._turn_kept():
+        with self._between_turns():
             self.engine.reconfigure(namespace, ledger)
 
     def snapshot(self) -> Snapshot:
@@ -172,12 +174,12 @@ class Writer(ABC):
 
         It reads a few entities at a time, so that thousands of them do not block the turns.
         """
-        with self._turn_kept():
+        with self._between_turns():
             seen = self.engine.snapshot(is_open=self._end is None)
             entities = self.engine.entities()
         found: list[tuple[RuntimeProperties, float]] = []
         for first in range(0, len(entities), SNAPSHOT_ENTITIES):
-            with self._turn_kept():
+            with self._between_turns():
                 found += self.engine.look_at(entities[first : first + SNAPSHOT_ENTITIES])
         return replace(
             seen,
@@ -186,7 +188,7 @@ class Writer(ABC):
         )
 
     def vitals(self) -> Vitals:
-        """Return whether the namespace works; never waits, so it works while a turn hangs."""
+        """Return whether the namespace works, without waiting, even while a turn hangs."""
         engine, end = self.engine, self._end
         trouble = engine.trouble or (end.text if end is not None else "")
         health = None if engine.is_healing else engine.health
@@ -206,8 +208,8 @@ class Writer(ABC):
         return self.engine.flushes
 
     @contextmanager
-    def _turn_kept(self) -> Iterator[None]:
-        """Prevent turns; requests that arrive meanwhile are executed afterwards."""
+    def _between_turns(self) -> Iterator[None]:
+        """Wait until no turn runs, and prevent turns; requests that arrive meanwhile wait."""
         with self._turn_lock:
             yield
         self._wake_if_needed()
@@ -229,7 +231,7 @@ class Writer(ABC):
 
     def _turn(self) -> None:
         if self._leaving:
-            self._let_go()
+            self._withdraw_leaving()
         is_careful = self.engine.healing.restarts > 0 and self.engine.is_careful
         group = self._arrivals.next_group(is_careful=is_careful)
         self._turns += 1
@@ -238,7 +240,7 @@ class Writer(ABC):
             if left:
                 self._arrivals.put_back(left)
         except (KeyboardInterrupt, SystemExit):
-            raise  # for the caller that runs the turn; the engine has restarted
+            raise  # the signal is for the caller that runs the turn; the engine has restarted
         except BaseException as error:  # noqa: BLE001 - the restart failed: the namespace must stop
             _log.exception("The namespace stops: the broker cannot restart from its log")
             reason = error.text if isinstance(error, MessagingError) else repr(error)
@@ -325,7 +327,7 @@ class ThreadedWriter(Writer):
     ) -> None:
         self._wakeup = Wakeup()  # of the writer's thread
         self._sleeps_until = NEVER_US  # NEVER_US also while it is awake
-        self._guards = False  # whether it sleeps no longer than a turn may wait for callers
+        self._guards = False  # whether it sleeps at most GATHER_S, because a turn waits for callers
         super().__init__(settings, clock, storages)
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run, name="twinbus-writer", daemon=True
@@ -356,7 +358,7 @@ class ThreadedWriter(Writer):
                 if self._turns == turns:
                     self._expected = 0
                 if self._leaving:
-                    self._let_go()
+                    self._withdraw_leaving()
                 self._turn_while_due()
             self._complete()
 
@@ -387,7 +389,10 @@ class ThreadedWriter(Writer):
                 self._complete()
 
     def _after_turn(self, group: Sequence[Request]) -> None:
-        """Let the next turn wait for blocking callers; requests of a server do not wait."""
+        """Set for how many requests the next turn waits: the number of callers that block.
+
+        Requests of a server do not block, so the turn does not wait for them.
+        """
         if self._arrivals.queued or len(group) + len(self._arrivals) < 2:
             self._expected = 0
             return
@@ -395,7 +400,7 @@ class ThreadedWriter(Writer):
         self._expected = callers if callers > 1 else 0
 
     def _wake_if_needed(self) -> None:
-        """Wake the thread if it has something to do, for callers that found the turn taken."""
+        """Wake the thread if it has something to do that no caller does."""
         if (
             len(self._arrivals) >= (self._expected or 1)  # this line and the next: `_is_ready`
             or self._arrivals.queued

@@ -1,4 +1,4 @@
-"""The short way in and the long one lead to the same records, replies, refusals and counts."""
+"""The row path and the column path lead to the same records, replies, refusals and counts."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from tests.namespaces import engine_settings
 from tests.unit.properties import replayed
 from twinbus.broker.accounts.trail import Trail, table_of
 from twinbus.broker.sending.intake import Intake
-from twinbus.broker.sending.short_intake import ShortIntake
+from twinbus.broker.sending.row_intake import RowIntake
 from twinbus.broker.store.entry_rows import EntryRows
 from twinbus.broker.store.log_format import PartKind
 from twinbus.broker.store.message_rows import MessageRows
@@ -173,13 +173,13 @@ def never(*_: Any) -> bool:
     return False
 
 
-def carried_out(work: Sequence[Sequence[Send]], *, is_short: bool) -> list[Any]:
+def carried_out(work: Sequence[Sequence[Send]], *, by_rows: bool) -> list[Any]:
     """Return everything that can be seen of turns: replies, counts, and the log."""
     seen: list[Any] = []
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        if not is_short:
-            patch.setattr(ShortIntake, "take", never)
-            patch.setattr(ShortIntake, "take_columns", never)
+        if not by_rows:
+            patch.setattr(RowIntake, "take", never)
+            patch.setattr(RowIntake, "take_columns", never)
         settings = engine_settings(
             Path(folder),
             segment_bytes=1024 * 1024,
@@ -230,8 +230,8 @@ def written(engine: Engine) -> list[Any]:
             names = ("sequence", "size", "state", "enqueued", "expires", "due", "failures")
             columns = [get(name, at).tolist() for name in names]
             found.append((queue.path, columns, to_messages(bodies)))
-            sessions = queue.sessions.by_id.values()
-            found.append([(session.name, list(session.numbers)) for session in sessions])
+            sessions = queue.sessions.by_number.values()
+            found.append([(session.name, list(session.sequence_numbers)) for session in sessions])
     histories = [entity.history for entity in engine.namespace.directory if entity.history]
     found += [list(history.within(0, NEVER_US)) for history in histories]
     return [*found, sorted(engine.namespace.transfers.origins())]
@@ -247,7 +247,7 @@ def followed(engine: Engine) -> list[Any]:
     trail = Trail(path_of, partial(engine.namespace.shared.bodies.texts, "message_id"))
     engine.log.close()
     for record in engine.log.replay():
-        trail.follow(record.number, [part for part, _ in record.parts], 0)
+        trail.add_record(record.number, [part for part, _ in record.parts], 0)
     return sorted(map(repr, table_of(trail.take(), trail.path).to_pylist()))
 
 
@@ -277,7 +277,7 @@ def outcome(engine: Engine, command: Command[Any]) -> Any:
 @given(turns)
 @replayed
 def test_both_ways_lead_to_the_same(work: list[list[Send]]) -> None:
-    assert carried_out(work, is_short=True) == carried_out(work, is_short=False)
+    assert carried_out(work, by_rows=True) == carried_out(work, by_rows=False)
 
 
 RICH = BrokeredMessage(
@@ -338,7 +338,7 @@ def test_the_log_has_a_few_places_and_ids_as_rows(tmp_path: Path) -> None:
     ]
 
 
-def test_single_messages_to_a_plain_queue_take_the_short_way(tmp_path: Path) -> None:
+def test_single_messages_to_a_plain_queue_take_the_row_path(tmp_path: Path) -> None:
     settings = engine_settings(tmp_path)
     engine = Engine(settings, ManualClock(), Storages(), threaded=False)
     engine.turn([Asked(CreateEntity(ENTITIES[0]))])

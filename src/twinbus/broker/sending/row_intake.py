@@ -1,14 +1,16 @@
-"""The short way of sends: a few message objects, or one batch of columns for a plain queue.
+"""The row path of sends: stages a few message objects without creating Arrow columns.
 
-Nearly every send takes it. Its numbers continue those of its sender, and its entity does not
-forward. Messages that are deliverable at once and go to a plain queue (no sessions, no duplicate
-detection, no time to live) are staged together. Other messages are staged one by one where their
-place is (placing.py). Such messages need no columns before the log, so the broker checks them one
-by one, and writes the messages of all sends of a turn together. One send of checked columns goes to
-the log as it is: no row is removed, and all rows go to the same queue.
+Nearly every send takes the row path. It needs an entity that does not forward, and numbers that
+continue those of the sender. The messages of all sends of a turn are checked one by one and written
+together. Messages that are deliverable at once and go to a plain queue (no sessions, no duplicate
+detection, no time to live) are staged together. Other messages are staged one by one, each in its
+queues (placing.py).
 
-All other sends, and all that must be refused, take the long way (intake.py). If both ways are
-possible, they lead to the same messages, replies and counts.
+A single send of columns to a plain queue has a short cut here, too: after the checks of intake.py
+the batch goes to the log unchanged, because no row is removed and all rows go to the same queue.
+
+All other sends, and all sends that must be refused, take the column path (intake.py, routing.py).
+Where both paths are possible, they lead to the same messages, replies and counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,30 +59,30 @@ class Incoming:
     batch: pa.RecordBatch
     columns: Mapping[str, pa.Array]  # the columns with values
     size: Int64s
-    are_objects: bool  # made from message objects, which have checked their values
+    are_objects: bool  # created from message objects, whose constructor checked the values
 
 
-class ShortIntake:
-    """Stages single messages and plain batches."""
+class RowIntake:
+    """Stages the sends of a turn to one entity, if the row path can; `Intake` calls it first."""
 
     def __init__(self, repeats: Repeats, max_message_bytes: int) -> None:
         self._repeats = repeats
         self.max_message_bytes = max_message_bytes
 
-    def take(self, entity: Entity, asked: Sequence[Request], now: int, commit: Commit) -> bool:
+    def take(self, entity: Entity, sends: Sequence[Request], now: int, commit: Commit) -> bool:
         """Stage the sends and return True, or do nothing and return False."""
         if entity.forward_to is not None:
             return False
         messages: list[BrokeredMessage] = []
         taken: dict[str, Transferred] = {}
-        for send in asked:
-            brought = send.command.messages
-            if type(brought) not in (tuple, list) or not 0 < len(brought) <= ROWS_AS_ROWS:
+        for send in sends:
+            added = send.command.messages
+            if type(added) not in (tuple, list) or not 0 < len(added) <= ROWS_AS_ROWS:
                 return False
             origin = send.command.origin
-            if origin is not None and not self._follows(origin, send, taken, commit):
+            if origin is not None and not self._continues(origin, send, taken, commit):
                 return False
-            messages += brought
+            messages += added
         if entity.is_plain and all(map(_is_plain, messages)):
             staged = self._stage(entity, messages, now, commit)
         else:
@@ -89,7 +91,7 @@ class ShortIntake:
             return False
         for numbers in taken.values():
             self._repeats.note(numbers, commit)
-        self._answer(entity, asked, staged, commit)
+        self._answer(entity, sends, staged, commit)
         return True
 
     def take_columns(
@@ -125,14 +127,17 @@ class ShortIntake:
         self._answer(entity, (send,), staged, commit)
         return True
 
-    def _follows(
-        self, origin: Origin, asked: Request, taken: dict[str, Transferred], commit: Commit
+    def _continues(
+        self, origin: Origin, send: Request, taken: dict[str, Transferred], commit: Commit
     ) -> bool:
-        """Record the numbers of a send; return whether they continue those of its sender."""
-        source, numbers, user = origin.source, origin.numbers, asked.principal.id
+        """Return whether the numbers of a send continue those of its sender; add them to `taken`.
+
+        `taken` contains, by source, the numbers of the sends of this turn.
+        """
+        source, numbers, user = origin.source, origin.numbers, send.principal.id
         if type(numbers) is not range or numbers.step != 1 or origin.also is not None:
             return False
-        if len(numbers) != len(asked.command.messages):
+        if len(numbers) != len(send.command.messages):
             return False
         before = taken.get(source)
         if before is not None:  # by an earlier send of this turn
@@ -165,20 +170,20 @@ class ShortIntake:
     def _stage_single(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> "_Accepted | None":
-        """Stage one message in a plain queue; return None if it does not fit."""
+        """Stage one message in a plain queue; return None if it exceeds a limit."""
         size = messages[0].size
         if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
             return None
-        brought = MessageRows(messages)
+        content = MessageRows(messages)
         queue = entity.queue
         number = queue.stage_one(now, size, commit)
-        commit.add_batch(brought, BatchTarget(queue.entity, number, now))
+        commit.add_batch(content, BatchTarget(queue.entity, number, now))
         return _Accepted((number,), Load(1, size, -(-size // UNIT_BYTES) or 1))
 
     def _stage(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> "_Accepted | None":
-        """Stage messages in a plain queue; return None if they do not fit."""
+        """Stage messages in a plain queue; return None if they exceed a limit."""
         if len(messages) == 1:
             return self._stage_single(entity, messages, now, commit)
         if len(messages) > _MOST_MESSAGES:
@@ -196,8 +201,8 @@ class ShortIntake:
             row=_ROWS[:count],
         )
         first_sequence = queue.next_sequence - count
-        brought = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
-        commit.add_batch(brought, BatchTarget(queue.entity, first_sequence, now))
+        content = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
+        commit.add_batch(content, BatchTarget(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         numbers = range(first_sequence, first_sequence + count)
         return _Accepted(numbers, Load(count, total, units_of(sizes)))
@@ -205,7 +210,7 @@ class ShortIntake:
     def _place(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
     ) -> "_Accepted | None":
-        """Stage a few messages one by one; return None if the long way has to decide."""
+        """Stage a few messages one by one; return None if the column path must decide."""
         history = entity.history
         if len(messages) > PLACED_MESSAGES or (
             history is not None and len(messages) > history.room
@@ -235,27 +240,28 @@ class ShortIntake:
         return _Accepted(numbers, Load(len(messages), total, units_of(sizes)))
 
     def _answer(
-        self, entity: Entity, asked: Sequence[Request], accepted: "_Accepted", commit: Commit
+        self, entity: Entity, sends: Sequence[Request], accepted: "_Accepted", commit: Commit
     ) -> None:
         first = 0
-        for send in asked:
+        for send in sends:
             last = first + len(send.command.messages)
             commit.reply(send, SendReceipt(list(accepted.numbers[first:last])))
             first = last
         purpose = _BACKLOG if entity.is_backlog else _APPLICATION
         path = entity.description.path
-        commit.operations.append(Operation(path, SEND, purpose, "ok", accepted.load, len(asked)))
+        commit.operations.append(Operation(path, SEND, purpose, "ok", accepted.load, len(sends)))
 
 
 class _Accepted(NamedTuple):
-    """Messages that were staged."""
+    """The staged messages of sends."""
 
-    numbers: Sequence[int]  # 0: the message repeats another, or a topic gave it to subscriptions
+    # Sequence numbers for the replies; 0: the message is a duplicate, or the entity is a topic.
+    numbers: Sequence[int]
     load: Load
 
 
 def counted(size: Int64s) -> int:
-    """Return the size of messages for quotas: small ones count as the memory of their rows."""
+    """Return the size of messages for quotas; each counts as MIN_QUOTA_BYTES or more."""
     if len(size) == 1:
         return max(int(size[0]), MIN_QUOTA_BYTES)
     return int(np.maximum(size, MIN_QUOTA_BYTES).sum())
