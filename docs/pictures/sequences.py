@@ -40,7 +40,7 @@ TURN = Sequence(
     (
         Step("callers", "turn", "commands that arrived meanwhile"),
         Step("turn", "queues", "locks and messages expire"),
-        Step("turn", "queues", "each command; one that fails is undone"),
+        Step("turn", "queues", "each command; failed commands are undone"),
         Step("turn", "log", "one record of all changes"),
         Step("log", "log", "write and sync"),
         Step("log", "turn", "durable", GOOD),
@@ -57,7 +57,7 @@ PAIRED_SEND = Sequence(
         Step("paired factory", "primary", "send, number 7 of sender A"),
         Step("primary", "paired factory", "no answer within one try", BAD),
         Step("paired factory", "paired factory", "the failover interval is over"),
-        Step("paired factory", "secondary", "send to a backlog queue, with its path and number"),
+        Step("paired factory", "secondary", "send to a backlog queue, with path and number"),
         Step("secondary", "paired factory", "durable", GOOD),
         Step("paired factory", "application", "acknowledged", GOOD),
         Step("paired factory", "primary", "ping, once in each interval"),
@@ -86,7 +86,7 @@ LOCKS = Sequence(
     ("planner", "worker", "secondary", "primary"),
     (
         Step("planner", "secondary", "receive one message, waiting up to 15 minutes"),
-        Step("planner", "secondary", "release it"),
+        Step("planner", "secondary", "release that message"),
         Step("planner", "worker", "visit these queues"),
         Step("worker", "secondary", "receive under lock"),
         Step("worker", "worker", "restore session, time to live, schedule"),
