@@ -104,9 +104,9 @@ def columns(sequence: Sequence) -> dict[str, float]:
     return {actor: gap * (at + 0.5) for at, actor in enumerate(sequence.actors)}
 
 
-def draw_step(step: Step, y: float, at: dict[str, float]) -> str:
-    """Return one step."""
-    start, end = at[step.source], at[step.target]
+def draw_step(step: Step, y: float, x_of: dict[str, float]) -> str:
+    """Return one step; `x_of` has the horizontal place of each actor."""
+    start, end = x_of[step.source], x_of[step.target]
     if start == end:
         return text(start, y + 4, step.words, size=13, colour=MUTED).replace(
             "<text ", '<text stroke="#f7f9fb" stroke-width="9" paint-order="stroke" ', 1
@@ -124,16 +124,16 @@ def draw_step(step: Step, y: float, at: dict[str, float]) -> str:
 
 def picture(sequence: Sequence) -> str:
     """Return the picture of a sequence as SVG."""
-    at = columns(sequence)
+    x_of = columns(sequence)
     height = TOP + STEP_HEIGHT * len(sequence.steps) + 8
     heads = "".join(
         f'<line x1="{x}" y1="56" x2="{x}" y2="{height - 14}" stroke="{LINE}"/>'
         f'<rect x="{x - 80}" y="16" width="160" height="40" rx="8" fill="#ffffff" '
         f'stroke="{LINE}" stroke-width="2"/>{text(x, 41, actor, bold=True)}'
-        for actor, x in at.items()
+        for actor, x in x_of.items()
     )
     steps = "".join(
-        draw_step(step, TOP + 14 + STEP_HEIGHT * number, at)
+        draw_step(step, TOP + 14 + STEP_HEIGHT * number, x_of)
         for number, step in enumerate(sequence.steps)
     )
     markers = marker("plain", INK) + marker("good", GOOD) + marker("bad", BAD)
