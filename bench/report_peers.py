@@ -106,7 +106,7 @@ group by ledger, number, place
 """
 _STATUSES = """
 select ledger, path, case
-        when is_completed and stands then 'stands again'
+        when is_completed and stands then 'present again'
         when accepted_record is null then 'unexplained'
         when is_completed then 'completed'
         when stands or stock is null or accepted_record > stock then 'waiting'

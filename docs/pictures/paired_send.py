@@ -26,7 +26,7 @@ class Panel:
 
 PANELS = (
     Panel("1. Healthy", "Sends go to the primary.", True, False, False),
-    Panel("2. Outage", "Sends go on: to backlog queues.", False, True, False),
+    Panel("2. Outage", "Sends go to backlog queues.", False, True, False),
     Panel("3. The way home", "The syphon moves all messages.", True, False, True),
 )
 

@@ -32,11 +32,11 @@ def names_of(layer: str) -> list[str]:
     return [name.removeprefix("twinbus.") for name in re.split(r" [:|] ", layer)]
 
 
-def lines_of(names: list[str], room: float) -> list[list[str]]:
+def lines_of(names: list[str], width: float) -> list[list[str]]:
     """Return names in lines that fit a width."""
     lines: list[list[str]] = [[]]
     for name in names:
-        if lines[-1] and sum(map(box_width, [*lines[-1], name])) + GAP * len(lines[-1]) > room:
+        if lines[-1] and sum(map(box_width, [*lines[-1], name])) + GAP * len(lines[-1]) > width:
             lines.append([])
         lines[-1].append(name)
     return lines
@@ -78,18 +78,18 @@ def downward(x: float, end: float) -> str:
 
 def picture() -> str:
     """Return the picture as SVG."""
-    house, house_end = column(layers("imports go down only"), LEFT, SPLIT - 60)
+    rooms, rooms_end = column(layers("imports go down only"), LEFT, SPLIT - 60)
     broker, broker_end = column(
         layers("inside the broker, imports go down only"), SPLIT + 40, WIDTH - 30
     )
-    height = round(house_end) + 30
+    height = round(rooms_end) + 30
     middle = (LEFT + SPLIT - 60) / 2
     parts = [
-        text(middle, 36, "the house", bold=True),
-        text((SPLIT + WIDTH + 10) / 2, 36, "inside broker", bold=True),
-        downward(36, house_end),
+        text(middle, 36, "the package twinbus", bold=True),
+        text((SPLIT + WIDTH + 10) / 2, 36, "inside the room broker", bold=True),
+        downward(36, rooms_end),
         downward(SPLIT + 10, broker_end),
-        *house,
+        *rooms,
         *broker,
         text(
             (SPLIT + WIDTH + 10) / 2, broker_end + 40, "A row imports rows below it.", colour=MUTED

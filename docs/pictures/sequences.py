@@ -40,7 +40,7 @@ TURN = Sequence(
     (
         Step("callers", "turn", "commands that arrived meanwhile"),
         Step("turn", "queues", "locks and messages expire"),
-        Step("turn", "queues", "each command; one that fails is undone"),
+        Step("turn", "queues", "each command; failed commands are undone"),
         Step("turn", "log", "one record of all changes"),
         Step("log", "log", "write and sync"),
         Step("log", "turn", "durable", GOOD),
@@ -57,7 +57,7 @@ PAIRED_SEND = Sequence(
         Step("paired factory", "primary", "send, number 7 of sender A"),
         Step("primary", "paired factory", "no answer within one try", BAD),
         Step("paired factory", "paired factory", "the failover interval is over"),
-        Step("paired factory", "secondary", "send to a backlog queue, with its path and number"),
+        Step("paired factory", "secondary", "send to a backlog queue, with path and number"),
         Step("secondary", "paired factory", "durable", GOOD),
         Step("paired factory", "application", "acknowledged", GOOD),
         Step("paired factory", "primary", "ping, once in each interval"),
@@ -86,7 +86,7 @@ LOCKS = Sequence(
     ("planner", "worker", "secondary", "primary"),
     (
         Step("planner", "secondary", "receive one message, waiting up to 15 minutes"),
-        Step("planner", "secondary", "release it"),
+        Step("planner", "secondary", "release that message"),
         Step("planner", "worker", "visit these queues"),
         Step("worker", "secondary", "receive under lock"),
         Step("worker", "worker", "restore session, time to live, schedule"),
@@ -104,9 +104,9 @@ def columns(sequence: Sequence) -> dict[str, float]:
     return {actor: gap * (at + 0.5) for at, actor in enumerate(sequence.actors)}
 
 
-def draw_step(step: Step, y: float, at: dict[str, float]) -> str:
-    """Return one step."""
-    start, end = at[step.source], at[step.target]
+def draw_step(step: Step, y: float, x_of: dict[str, float]) -> str:
+    """Return one step; `x_of` has the horizontal place of each actor."""
+    start, end = x_of[step.source], x_of[step.target]
     if start == end:
         return text(start, y + 4, step.words, size=13, colour=MUTED).replace(
             "<text ", '<text stroke="#f7f9fb" stroke-width="9" paint-order="stroke" ', 1
@@ -124,16 +124,16 @@ def draw_step(step: Step, y: float, at: dict[str, float]) -> str:
 
 def picture(sequence: Sequence) -> str:
     """Return the picture of a sequence as SVG."""
-    at = columns(sequence)
+    x_of = columns(sequence)
     height = TOP + STEP_HEIGHT * len(sequence.steps) + 8
     heads = "".join(
         f'<line x1="{x}" y1="56" x2="{x}" y2="{height - 14}" stroke="{LINE}"/>'
         f'<rect x="{x - 80}" y="16" width="160" height="40" rx="8" fill="#ffffff" '
         f'stroke="{LINE}" stroke-width="2"/>{text(x, 41, actor, bold=True)}'
-        for actor, x in at.items()
+        for actor, x in x_of.items()
     )
     steps = "".join(
-        draw_step(step, TOP + 14 + STEP_HEIGHT * number, at)
+        draw_step(step, TOP + 14 + STEP_HEIGHT * number, x_of)
         for number, step in enumerate(sequence.steps)
     )
     markers = marker("plain", INK) + marker("good", GOOD) + marker("bad", BAD)

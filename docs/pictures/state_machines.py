@@ -37,7 +37,7 @@ class Machine:
     size: tuple[int, int]
     places: Mapping[str, Point]
     steps: tuple[Step, ...]
-    end: str = ""  # the state that is written into boxes, and has none
+    end: str = ""  # the state that has no box; arrows to it are words in the boxes of other states
     bends: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def causes(self) -> dict[tuple[str, str], list[str]]:
@@ -149,7 +149,7 @@ def partners_machine() -> Machine:
     places = {
         "both open": (110, 190),
         "one is closing": (420, 66),
-        "five seconds": (420, 314),
+        "5 seconds to close": (420, 314),
         "nothing left to decide": (900, 190),
     }
     return Machine("Two paired factories", (1080, 380), places, tuple(steps))
@@ -159,7 +159,7 @@ def _partners_state(partners: Partnership) -> str:
     if partners.is_over:
         return "nothing left to decide"
     if partners.ended is not None:
-        return "five seconds"
+        return "5 seconds to close"
     return "both open" if partners.closing is None else "one is closing"
 
 

@@ -200,7 +200,7 @@ def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
     books.message(home, "completed", 2, record=5)
     books.message(home, "accepted", 3, "came again", record=6)
     books.message(home, "accepted", 4, "lost", record=7)
-    books.message(home, "completed", 1, record=8)  # void: it stands again, rightly
+    books.message(home, "completed", 1, record=8)  # void: it is present again, rightly
     books.message(home, "restored", 4, path="", number=0, last=9, record=9, at=later)
     books.message(home, "accepted", 2, "came again", record=10, at=later + SECOND)
     books.message(home, "accepted", 3, "new", record=11, at=later + SECOND)
@@ -245,7 +245,7 @@ def test_messages_whose_rows_were_deleted_with_old_files_are_not_reported(
     report = books.report(spark)
     assert named(report) == {("truly lost", "not home")}
     statuses = {row.status: row.messages for row in report.statuses}
-    assert statuses == {"untold": 1, "older": 2, "waiting": 1}
+    assert statuses == {"unknown": 1, "older": 2, "waiting": 1}
 
 
 def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(

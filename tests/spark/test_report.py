@@ -185,7 +185,7 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
 
     report = make_report(spark, ReportSettings([folder], STANDARD), tmp_path / "tables")
     named = {(row.message_id, row.status) for row in report.suspects}
-    assert named == {(ids[2], "missing"), (ids[0], "stands again"), (ids[4], "doubled")}
+    assert named == {(ids[2], "missing"), (ids[0], "present again"), (ids[4], "doubled")}
     assert report.suspect_count == 3
     table = pq.read_table(tmp_path / "tables" / "suspects.parquet")
     assert set(table.column("message_id").to_pylist()) == {ids[0], ids[2], ids[4]}

@@ -142,13 +142,13 @@ def model(history: dict[str, Any]) -> tuple[Counter[tuple[int, str]], set[tuple[
     for number in ids.keys() | ended | present:
         is_older = number not in ids and number < min(ids, default=99)
         status = {
-            (True, True): "stands again",
+            (True, True): "present again",
             (True, False): "completed" if number in ids else "older",
             (False, True): "waiting" if number in ids else "older" if is_older else "unexplained",
             (False, False): "missing",
         }[number in ended, number in present]
         statuses[HOME, status] += 1
-        if status in ("stands again", "unexplained", "missing"):
+        if status in ("present again", "unexplained", "missing"):
             suspects.add((ids.get(number), number + shift, status))
     for message_id in set(ids.values()):
         own = [number for number in ids if ids[number] == message_id]

@@ -60,12 +60,12 @@ from twinbus.limits import BLOCK_BITS, DELAY_STEPS, FLOW_STEPS, LEAST_DELAY, REP
 from twinbus.message import Int64s
 
 ENDS = sorted((*ENDINGS, ENDED))  # an ending's code is its index; the lowest takes precedence
-WAITING, OLDER, UNTOLD, AGAIN = "waiting", "older", "untold", "accepted again"
-MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "stands again", "unexplained"
+WAITING, OLDER, UNKNOWN, AGAIN = "waiting", "older", "unknown", "accepted again"
+MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "present again", "unexplained"
 DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
 COMPLETED = "completed"
 STATUSES = (
-    *ENDS, DELETED, WAITING, OLDER, UNTOLD, AGAIN,
+    *ENDS, DELETED, WAITING, OLDER, UNKNOWN, AGAIN,
     MISSING, PRESENT_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST,
 )  # fmt: skip
 CODES = {status: code for code, status in enumerate(STATUSES)}
@@ -493,7 +493,7 @@ class Bucket:
                 CODES[WAITING],
                 CODES[DELETED],
                 CODES[WAITING],
-                CODES[UNTOLD],
+                CODES[UNKNOWN],
             ],
             CODES[MISSING],
         )

@@ -9,12 +9,12 @@ is present. Status:
     waiting       it is present, or was accepted after the inventory
     accepted again  its record was lost with the log, and its entity has accepted it again since
     deleted       its queue was deleted
-    untold        the ledger has a gap after it was accepted
+    unknown       the ledger has a gap after it was accepted
     older         it was accepted before the ledger begins
   and these are errors:
     lost          accepted and not ended, but the log was restored from an older copy without it
     missing       accepted, not ended, and not present
-    stands again  it ended, but is present
+    present again  it ended, but is present
     unexplained   it is present, but was never accepted
     doubled       an entity accepted it more than once with the same message id
     not home      it left the backlog, but its entity on the primary never accepted it
