@@ -254,7 +254,7 @@ def _follow(
         progress = running.progress
         display.refresh(progress if progress.at else before_spark)
     if signals:
-        click.echo("stopping after this batch ...", err=True)
+        display.note("stopping after this batch ...")
 
 
 def _report_end(progress: SyphonProgress, *, once: bool) -> None:
