@@ -459,6 +459,7 @@ RABBITMQ_PREFETCH: Final = 2000  # of one receive: deliveries that the broker se
 RABBITMQ_READ_BYTES: Final = 64 * 1024  # of one read of a socket; larger ones cost page faults
 RABBITMQ_CACHED_NAMES: Final = 4096  # names of properties whose encoding is remembered
 RABBITMQ_ALIKE: Final = 16  # messages of one layout that are read together; fewer one by one
+RABBITMQ_NESTED: Final = 32  # tables inside a header that are read; deeper ones become null
 RABBITMQ_LOCKS: Final = 100_000  # unsettled messages of a namespace; each takes some 1 KB
 RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their bodies, which dead-lettering needs
 RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it

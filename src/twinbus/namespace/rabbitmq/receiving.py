@@ -81,7 +81,7 @@ class LockKeeper:
         self._put_back(inlet)
         try:
             return delivered(deliveries, tokens)
-        except exceptions.AMQPError:  # malformed: nothing behind it can be trusted
+        except Exception:  # malformed: nothing behind it can be trusted, and nobody has the tokens
             self._connection.drop()
             raise
 
@@ -267,8 +267,12 @@ class _ReceivingChannel:
             self._take_late(content)
 
     def _take_late(self, content: Content) -> None:
-        """Requeue a message that arrived after its receive had ended."""
-        self.channel.pika.basic_nack(content.tag)
+        """Requeue a message that arrived after its receive had ended.
+
+        A channel that is being closed requeues it, too, and refuses to send anything else.
+        """
+        if self.channel.is_open:
+            self.channel.pika.basic_nack(content.tag)
 
     async def fetch(self, deliveries: list[RabbitDelivery]) -> int:
         """Fetch a message; return how many more there are, or -1 if there was none."""
