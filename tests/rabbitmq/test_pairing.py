@@ -361,9 +361,7 @@ def test_a_long_memory_alarm_is_an_outage(
     assert {"before", "during", "after"} == set(names(site.take()))
 
 
-def test_a_wrong_password_is_no_outage(
-    fragile: RabbitBroker, maker: Maker, tmp_path: Path
-) -> None:
+def test_a_wrong_password_is_no_outage(fragile: RabbitBroker, maker: Maker, tmp_path: Path) -> None:
     primary = fragile.connection_string(name="shop", password="wrong")  # noqa: S106 - on purpose
     site = maker.site(primary, embedded(tmp_path / "backup"))
     with pytest.raises(UnauthorizedError):

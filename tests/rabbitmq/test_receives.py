@@ -103,6 +103,15 @@ def test_a_receive_takes_nothing_that_it_did_not_ask_for(world: RabbitWorld, cha
     assert len(first) <= 2
 
 
+def test_headers_count_towards_the_size_of_a_receive(world: RabbitWorld) -> None:
+    make(world)
+    large = {"large": "x" * 100_000}
+    for _ in range(3):
+        world.ask(Send("orders", [BrokeredMessage(b"a", application_properties=large)]))
+    assert world.ask(Receive("orders", 10, max_bytes=150_000)).num_rows == 1
+    assert world.ask(Receive("orders", 10)).num_rows == 2
+
+
 def test_a_waiting_receive_fails_when_its_queue_is_deleted(
     world: RabbitWorld, channel: Any
 ) -> None:

@@ -75,6 +75,11 @@ class RabbitDelivery(NamedTuple):
     encoded: bytes  # its properties
     body: bytes
 
+    @property
+    def size(self) -> int:
+        """How many bytes it takes, headers included."""
+        return len(self.encoded) + len(self.body)
+
 
 def delivered(deliveries: Sequence[RabbitDelivery], tokens: pa.Array) -> pa.RecordBatch:
     """Return deliveries as a batch of DELIVERY_SCHEMA; raise pika's error for a malformed one."""
