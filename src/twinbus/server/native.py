@@ -47,13 +47,13 @@ class NativeConnection(ClientConnection):
             events = conversation.received(nbytes, now_us())
         else:
             events = conversation.receive(bytes(door.read_buffer[:nbytes]), now_us())
-        self._took(events)
+        self._handle(events)
 
     def take(self, data: bytes) -> None:
         """Process bytes that the client sent."""
-        self._took(self.conversation.receive(data, now_us()))
+        self._handle(self.conversation.receive(data, now_us()))
 
-    def _took(self, events: list[Event]) -> None:
+    def _handle(self, events: list[Event]) -> None:
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
