@@ -333,7 +333,7 @@ class ServerConversation:
         return self._unanswered
 
     @property
-    def holds_much(self) -> bool:
+    def must_be_counted(self) -> bool:
         """Whether so many bytes are unread, expected or unanswered that the driver counts them."""
         size = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
         return size >= COUNTED_STEP_BYTES
@@ -437,7 +437,7 @@ class ServerConversation:
         except MessagingError as unsendable:
             self._queue(encode_reply(request.number, unsendable))
             return undo_request(request, value)
-        if request.may_hold_locks and not isinstance(value, MessagingError):
+        if request.may_return_locks and not isinstance(value, MessagingError):
             self._unsent.append((self._queued_bytes, request, value))
         return None
 

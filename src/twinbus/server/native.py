@@ -57,7 +57,7 @@ class NativeConnection(ClientConnection):
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
-            if self._is_counted or conversation.holds_much:
+            if self._is_counted or conversation.must_be_counted:
                 self._note_usage(conversation.reply_bytes, conversation.request_bytes)
             self._apply(events, may_turn=True)
         incomplete = conversation.reader.filled
@@ -101,7 +101,7 @@ class NativeConnection(ClientConnection):
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()
         is_calm = conversation.is_calm(unwritten_bytes(transport))
-        if self._is_counted or conversation.holds_much:
+        if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if is_calm and self._is_reading:
             return

@@ -162,7 +162,7 @@ class ServiceBusConversation:
         return self.amqp.may_read and not self._work.is_behind
 
     @property
-    def holds_much(self) -> bool:
+    def must_be_counted(self) -> bool:
         """Whether so many bytes are unread, expected or unanswered that they must be counted."""
         work = self._work
         return work.reply_bytes >= COUNTED_STEP_BYTES or work.request_bytes >= COUNTED_STEP_BYTES

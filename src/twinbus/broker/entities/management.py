@@ -91,7 +91,7 @@ class _Updated(Effect):
         try:
             self.entity.check_receive()
         except MessagingError as error:
-            self.entity.queue.turn_away(error, self.commit)
+            self.entity.queue.refuse_waiting(error, self.commit)
 
 
 @dataclass(frozen=True, slots=True)
