@@ -282,7 +282,10 @@ class ServerConversation:
     def _ask(self, head: list[Any], body: memoryview, ready: list[Request]) -> None:
         number = head[1]
         if type(number) is not int or not self._last_number < number < 2**63:
-            raise InvalidArgumentError("request numbers must increase")
+            raise InvalidArgumentError(
+                f"the request number {number!r:.20} does not follow {self._last_number}; request "
+                "numbers must increase"
+            )
         self._last_number = number
         try:
             command = decode_command(head, body)

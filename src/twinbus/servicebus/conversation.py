@@ -322,7 +322,11 @@ class ServiceBusConversation:
                 raise InvalidArgumentError(f"$cbs has no operation {request.operation!r:.60}")
             audience, token = request.properties.get("name"), request.body
             if not isinstance(audience, str) or not isinstance(token, str):
-                raise InvalidArgumentError("put-token needs a name and a token; both must be text")
+                raise InvalidArgumentError(
+                    f"put-token has a {type(audience).__name__} as name and a "
+                    f"{type(token).__name__} "
+                    "as token; both must be text"
+                )
             self._work.show(str(token), path_in(audience).removesuffix(MANAGEMENT))
         except MessagingError as error:
             return failed(error)
@@ -424,7 +428,8 @@ class ServiceBusConversation:
         name = wanted.value if isinstance(wanted, Described) else wanted
         if name is not None and not isinstance(name, str):
             raise InvalidArgumentError(
-                "a session filter must be the id of a session as text, or null for any session"
+                f"the session filter is a {type(name).__name__}; it must be the id of a session as "
+                "text, or null for any session"
             )
         wait = NO_WAIT if name is not None else self._accept_wait(link)
         command = AcceptSession(path, None if name is None else str(name), wait)

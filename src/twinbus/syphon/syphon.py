@@ -57,6 +57,7 @@ from twinbus.syphon.planner import PlannerSettings
 from twinbus.syphon.queue_watch import QueueWatch
 from twinbus.syphon.spool import LedgerSpool
 from twinbus.syphon.transfers import TransferLedger
+from twinbus.values import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +96,9 @@ class SyphonSettings:
         if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
             self.queues
         ):
-            raise InvalidArgumentError("queues must be a tuple of paths without duplicates")
+            raise InvalidArgumentError(
+                f"queues is {shown(self.queues)}; it must be a tuple of paths without duplicates"
+            )
         if not self.queues:
             raise InvalidArgumentError(
                 "there are no backlog queues. Pairing creates them. If an application has paired, "
