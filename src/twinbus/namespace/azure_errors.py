@@ -161,6 +161,9 @@ def condition_of(error: BaseException) -> str:
     return condition if isinstance(condition, str) else ""
 
 
+_UNREACHABLE = " - check that the service can be reached and that the Endpoint is correct"
+
+
 def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
     """Return a failure of the SDK as an error of Twinbus; Twinbus's own errors are returned."""
     if isinstance(error, e.MessagingError):
@@ -170,7 +173,8 @@ def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
     if issubclass(kind, e.ServerBusyError):
         facts |= {"scope": busy_scope(text, path), "retry_after_s": SERVER_BUSY_RETRY_S}
     about = f"{path}: " if path and path not in text else ""
-    made = kind(f"{about}{text}", **facts)
+    advice = _UNREACHABLE if issubclass(kind, e.CommunicationError) else ""
+    made = kind(f"{about}{text}{advice}", **facts)
     made.__cause__ = error
     return made
 

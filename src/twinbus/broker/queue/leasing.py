@@ -120,8 +120,8 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
     if foreign or (states == State.LOCKED).any():
         holder = (foreign[0].owner or "another client") if foreign else "a receiver"
         raise RangeUnavailableError(
-            f"part of {first}..{last} of {queue.path} is locked or leased by {holder}; try again "
-            "when its lease or lock has expired",
+            f"some of the messages {first} to {last} of {queue.path} are locked or leased by "
+            f"{holder}; try again when the lock or lease has expired",
             path=queue.path,
             owner=holder,
         )
