@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from tests.inside import storage_of
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.log import Log
@@ -151,8 +152,7 @@ def _blot_out(folder: Path, number: int) -> None:
     segment = log.segments[records[at].parts[0][1].segment]
     begin = _offset(records[at])
     end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
-    # damage that no broker does
-    fill_gap(log._storage, segment, begin, end, number)
+    fill_gap(storage_of(log), segment, begin, end, number)
     log.close()
 
 
