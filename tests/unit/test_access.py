@@ -101,9 +101,9 @@ def token(secret: str = FIRST, path: str = "", name: str = "key", expires_s: int
     return sign_token(f"twinbus://contoso/{path}", name, secret, expires_s)
 
 
-def keys(*held: SharedAccessKey) -> AccessKeys:
+def keys(*known: SharedAccessKey) -> AccessKeys:
     ring = AccessKeys()
-    for item in held:
+    for item in known:
         ring.put(item)
     return ring
 

@@ -124,7 +124,7 @@ def test_counts_kept_while_the_disk_refuses_have_a_bound(
         ledger.count(SINGLE_SEND)
         clock.advance(MINUTE)
     ledger.write()
-    assert "The counts of 5 buckets were given up" in caplog.text
+    assert "The counts of 5 periods are lost" in caplog.text
     folder.unlink()
     ledger.close()
     assert total(folder) == CLIENT_LEDGER_BUCKETS

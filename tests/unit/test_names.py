@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "twinbus"
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "twinbus"
 
 MIRRORS = {  # classes for asyncio with the names of the blocking ones: only the import differs
     "aio.py": {
@@ -81,6 +82,17 @@ def test_no_identifier_is_a_pronoun_or_a_private_word(place: str) -> None:
         for path, tree in trees(place)
         for line, name in bound_names(tree)
         if FORBIDDEN.fullmatch(name)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("place", ["bench", "docs", "examples", "tests"])
+def test_no_identifier_of_the_tests_is_a_pronoun_or_a_private_word(place: str) -> None:
+    found = [
+        f"{path}:{line} {name}"
+        for path in sorted((ROOT / place).rglob("*.py"))
+        for line, name in bound_names(ast.parse(path.read_text(encoding="utf-8")))
+        if FORBIDDEN.fullmatch(name) and not name.startswith("test_")  # that is a sentence
     ]
     assert found == []
 
