@@ -81,7 +81,7 @@ class LedgerKind(Enum):
 SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
     LedgerKind.OPERATIONS: pa.schema(
         [
-            ("bucket", _MOMENT),  # when the time it was counted over began
+            ("bucket", _MOMENT),  # when the period of the counts began
             ("path", pa.string()),  # of the entity; empty if there is none
             ("operation", pa.string()),
             ("purpose", pa.string()),  # see protocol.operations.Purpose

@@ -169,7 +169,7 @@ TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its lif
 # Clients
 TRY_TIMEOUT: Final = timedelta(seconds=5)  # of one try of an operation
 DEFAULT_WAIT: Final = timedelta(seconds=60)  # of a receive
-MIN_POLICY_SPAN: Final = timedelta(microseconds=1)  # of a time of a retry policy
+MIN_POLICY_SPAN: Final = timedelta(microseconds=1)  # the shortest time in a retry policy
 MAX_POLICY_SPAN: Final = timedelta(days=365)
 OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
@@ -215,7 +215,7 @@ CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while 
 RUNS_AT_ONCE: Final = 32  # sends to one destination, each of another sender
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
 DESTINATION_BUDGET_S: Final = 5.0  # of sends to a destination in a range: then others go on
-TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
+TRIAL_TIMEOUT_S: Final = 2.0  # of sends to a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
 TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one a single message
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
