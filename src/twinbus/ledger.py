@@ -142,7 +142,7 @@ class LedgerSettings:
     bucket: timedelta = LEDGER_BUCKET  # operations within this time are counted together
     roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
     retention: timedelta = LEDGER_RETENTION  # days older than this are deleted
-    max_bytes: int = LEDGER_BYTES  # of all files; beyond, the oldest are deleted
+    max_bytes: int = LEDGER_BYTES  # of all files; above it, the oldest are deleted
 
     def __post_init__(self) -> None:
         second, day = timedelta(seconds=1), timedelta(days=1)

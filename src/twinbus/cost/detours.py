@@ -34,7 +34,7 @@ class TaskFindings:
     tally: Counts = field(default_factory=Counts)
     transfers: list[EntityTransfers] = field(default_factory=list)
     suspects: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
-    suspect_count: int = 0  # of all; `suspects` has only the first
+    suspect_count: int = 0  # of all suspects; `suspects` has only the first ones
     sample: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
 
 

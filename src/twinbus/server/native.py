@@ -96,7 +96,7 @@ class NativeConnection(ClientConnection):
 
     def flush(self) -> None:
         """Write pending bytes and replies within credit; close when the conversation has ended."""
-        if self._is_aborted:  # its write buffer is empty, but the client has not read the bytes
+        if self._is_aborted:  # the buffer was discarded: the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()

@@ -158,7 +158,7 @@ class ManagementOperation:
 
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
-    claim: Claim | None = None  # that it needs through this door; None: that of the command
+    claim: Claim | None = None  # the claim that SDKs need; None: the claim of the command
     before_answer: FollowUpMaker = lambda _, __, ___: None  # a second command, if it has one
 
 
