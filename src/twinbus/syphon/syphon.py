@@ -198,7 +198,10 @@ class Syphon(Closable):
             self._release_all()
             if isinstance(error, MessagingError) or not isinstance(error, Exception):
                 raise
-            raise MessagingError(f"Spark cannot run the syphon: {reason_of(error)}") from error
+            raise MessagingError(
+                f"Spark cannot run the syphon: {reason_of(error)}. Check the master and the "
+                "settings of Spark, then start the syphon again"
+            ) from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
         if watch is not None and not watch.is_complete:
