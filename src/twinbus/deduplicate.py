@@ -20,7 +20,8 @@ consumers that share the memory. These are not dropped:
 - messages without the property;
 - the copy of a message whose consumer died after it handled the message and before the memory
   stored its origin (the file is written for each message);
-- copies that two consumers with separate memories receive.
+- copies that two consumers with separate memories receive;
+- copies that two loops with one memory handle at the same time: an origin is remembered afterwards.
 """
 
 import sqlite3

@@ -30,6 +30,7 @@ from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.capabilities import Capability
 from twinbus.protocol.commands import Command, CreateEntity
 
+PARTIAL = {"RULES"}  # the SDK of Azure Service Bus cannot write UUIDs and bytes into a rule
 __all__ = ["broker", "clock", "server", "site", "tls"]  # fixtures
 
 
@@ -45,6 +46,9 @@ class World:
         try:
             return self.namespace.submit(command).result(timeout=30)
         except UnsupportedCapabilityError as error:
+            declared = {capability.name for capability in self.namespace.capabilities}
+            if error.capability in declared - PARTIAL:
+                pytest.fail(f"the namespace declares {error.capability}, and says: {error.text}")
             pytest.skip(f"needs {error.capability}")
 
     def need(self, capability: Capability) -> None:

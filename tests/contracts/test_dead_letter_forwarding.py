@@ -280,24 +280,24 @@ def test_the_target_of_dead_letters_must_exist(world: World) -> None:
 
 def test_a_queue_cannot_forward_dead_letters_to_itself(world: World) -> None:
     made = queue(world)
-    with pytest.raises(MessagingError, match="circle"):
+    with pytest.raises(MessagingError, match="cycle"):
         world.ask(UpdateEntity(replace(made, forward_dead_lettered_messages_to=QUEUE.upper())))
 
 
 @pytest.mark.parametrize("way_back", ["forward_to", "forward_dead_lettered_messages_to"])
 @pytest.mark.parametrize("way", ["forward_to", "forward_dead_lettered_messages_to"])
-def test_a_circle_of_any_forwarding_is_refused(world: World, way: str, way_back: str) -> None:
+def test_a_cycle_of_any_forwarding_is_refused(world: World, way: str, way_back: str) -> None:
     queue(world, "first")
     queue(world, "second", **{way: "first"})
     back: dict[str, Any] = {way_back: "second"}
-    with pytest.raises(MessagingError, match="circle"):
+    with pytest.raises(MessagingError, match="cycle"):
         world.ask(UpdateEntity(QueueDescription(path="first", **back)))
 
 
-def test_a_circle_through_a_topic_is_refused(world: World) -> None:
+def test_a_cycle_through_a_topic_is_refused(world: World) -> None:
     topic(world)
     queue(world, forward_dead_lettered_messages_to=TOPIC)
-    with pytest.raises(MessagingError, match="circle"):
+    with pytest.raises(MessagingError, match="cycle"):
         subscription(world, "sport", forward_dead_lettered_messages_to=QUEUE)
 
 

@@ -41,7 +41,7 @@ def test_authorization_rules_are_keys_of_the_entity(
     writer = bus.client("writer", "p" * 32, retry_total=0)
     bus.sender(path, writer).send_messages(ServiceBusMessage("a"))
     with pytest.raises(ServiceBusAuthorizationError):
-        bus.receiver(path, writer).receive_messages(max_wait_time=1)
+        bus.receiver(path, writer).receive_messages(max_wait_time=10)
     assert len(take(bus.receiver(path, bus.client("reader", "s" * 32)))) == 1
 
 

@@ -118,7 +118,7 @@ def test_sessions(bus: Bus) -> None:
             assert await session.renew_lock() == session.locked_until_utc
             with pytest.raises(SessionCannotBeLockedError):
                 await client.get_queue_receiver(path, session_id="a").receive_messages(
-                    1, max_wait_time=1
+                    1, max_wait_time=10
                 )
         async with client.get_queue_receiver(path, session_id="a") as receiver:
             [message] = await receiver.receive_messages(1, max_wait_time=5)
@@ -152,7 +152,7 @@ def test_refusals(bus: Bus) -> None:
         with pytest.raises(MessageSizeExceededError):
             await client.get_queue_sender(path).send_messages(ServiceBusMessage(bytes(300_000)))
         with pytest.raises(MessagingEntityNotFoundError):
-            await client.get_queue_receiver("nothing").receive_messages(1, max_wait_time=2)
+            await client.get_queue_receiver("nothing").receive_messages(1, max_wait_time=10)
 
     play(bus, refused)
     with pytest.raises(ServiceBusAuthorizationError):

@@ -41,7 +41,7 @@ def send(bus: Bus, client: ServiceBusClient, path: str) -> object:
 
 
 def receive(bus: Bus, client: ServiceBusClient, path: str) -> object:
-    return bus.receiver(path, client).receive_messages(max_wait_time=2)
+    return bus.receiver(path, client).receive_messages(max_wait_time=5)
 
 
 def schedule(bus: Bus, client: ServiceBusClient, path: str) -> object:
@@ -81,7 +81,7 @@ def test_there_is_no_transfer_dead_letter_queue(bus: Bus) -> None:
         bus.queue(), bus.hasty, sub_queue=ServiceBusSubQueue.TRANSFER_DEAD_LETTER
     )
     with pytest.raises(MessagingEntityNotFoundError):
-        receiver.receive_messages(max_wait_time=1)
+        receiver.receive_messages(max_wait_time=10)
 
 
 @ALL

@@ -117,7 +117,7 @@ def send(bus: Bus, path: str) -> None:
 
 
 def receive(bus: Bus, path: str) -> None:
-    bus.receiver(path, bus.hasty).receive_messages(max_wait_time=1)
+    bus.receiver(path, bus.hasty).receive_messages(max_wait_time=10)
 
 
 def raised(

@@ -101,7 +101,7 @@ def test_a_session_that_another_holds_is_refused_and_free_after_close(bus: Bus, 
     with holder:
         assert body(take_one(holder)) == b"1"
         with pytest.raises(SessionCannotBeLockedError):
-            accept(bus, path, "a").receive_messages(max_wait_time=1)
+            accept(bus, path, "a").receive_messages(max_wait_time=10)
     found = take(accept(bus, path, "a"), 2)
     assert bodies(found) == [b"1", b"2"]
 
@@ -175,9 +175,9 @@ def test_a_queue_with_sessions_needs_a_session_and_one_without_takes_none(
     bus: Bus, path: str
 ) -> None:
     with pytest.raises(ServiceBusError, match="requires sessions"):
-        bus.receiver(path).receive_messages(max_wait_time=1)
+        bus.receiver(path).receive_messages(max_wait_time=10)
     with pytest.raises(ServiceBusError, match="has no sessions"):
-        accept(bus, bus.queue(), "a").receive_messages(max_wait_time=1)
+        accept(bus, bus.queue(), "a").receive_messages(max_wait_time=10)
 
 
 def test_settling_and_browsing_within_a_session(bus: Bus, path: str) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.rabbitmq.test_outages import memory_alarm
 from tests.waiting import until
 from twinbus import (
     BrokeredMessage,
@@ -24,10 +25,16 @@ from twinbus import (
 )
 from twinbus.connection import ConnectionString
 from twinbus.entities import QueueDescription, backlog_queue_path
-from twinbus.errors import EntityNotFoundError, InvalidOperationError, UnsupportedCapabilityError
+from twinbus.errors import (
+    EntityNotFoundError,
+    InvalidOperationError,
+    UnauthorizedError,
+    UnsupportedCapabilityError,
+)
 from twinbus.message import to_messages
 from twinbus.namespace.contract import Namespace
 from twinbus.namespace.opening import open_namespace
+from twinbus.namespace.rabbitmq import publishing
 from twinbus.namespace.rabbitmq.namespace import RabbitNamespace
 from twinbus.pairing.health import HealthState
 from twinbus.protocol.capabilities import Capability
@@ -332,6 +339,34 @@ def test_the_backlog_of_another_primary_is_refused(
             maker.site(other, broker.connection_string(), count=1)
     finally:
         maker.forget(site.secondary, site.queues)
+
+
+def test_a_long_memory_alarm_is_an_outage(
+    fragile: RabbitBroker, maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "RABBITMQ_BLOCKED_S", 0.1)
+    site = maker.site(fragile.connection_string(name="shop"), embedded(tmp_path / "backup"))
+    site.send("before")
+    with memory_alarm(fragile):
+
+        def is_diverting() -> bool:
+            """Send; RabbitMQ blocks a connection at its first message after the alarm."""
+            site.send("during")
+            return site.is_diverting()
+
+        until(is_diverting)
+    until(lambda: not site.is_diverting())
+    site.send("after")
+    site.bring_home()
+    assert {"before", "during", "after"} == set(names(site.take()))
+
+
+def test_a_wrong_password_is_no_outage(fragile: RabbitBroker, maker: Maker, tmp_path: Path) -> None:
+    primary = fragile.connection_string(name="shop", password="wrong")  # noqa: S106 - on purpose
+    site = maker.site(primary, embedded(tmp_path / "backup"))
+    with pytest.raises(UnauthorizedError):
+        site.send("a")
+    assert not site.is_diverting()
 
 
 def test_a_queue_that_is_deleted_is_no_outage(

@@ -2,6 +2,7 @@
 
 import socket
 import socketserver
+import struct
 import threading
 import time
 from concurrent.futures import Future
@@ -9,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import pika
 import pyarrow as pa
 import pytest
 
@@ -99,6 +101,15 @@ def test_a_receive_takes_nothing_that_it_did_not_ask_for(world: RabbitWorld, cha
     rest = [message.body for message in received(world)]
     assert first + rest == [b"a", b"b", b"c"]
     assert len(first) <= 2
+
+
+def test_headers_count_towards_the_size_of_a_receive(world: RabbitWorld) -> None:
+    make(world)
+    large = {"large": "x" * 100_000}
+    for _ in range(3):
+        world.ask(Send("orders", [BrokeredMessage(b"a", application_properties=large)]))
+    assert world.ask(Receive("orders", 10, max_bytes=150_000)).num_rows == 1
+    assert world.ask(Receive("orders", 10)).num_rows == 2
 
 
 def test_a_waiting_receive_fails_when_its_queue_is_deleted(
@@ -220,6 +231,65 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
         settle(world, Disposition.DEAD_LETTER, message)
     settle(world, Disposition.ABANDON, message)
     assert [message.body for message in received(world)] == [b"second"]
+
+
+class EncodedProperties(pika.BasicProperties):  # type: ignore[misc]
+    """Properties with headers that pika cannot write."""
+
+    def __init__(self, headers: bytes) -> None:
+        super().__init__()
+        self._headers = headers
+
+    def encode(self) -> list[bytes]:
+        return [struct.pack(">HL", 0x2000, len(self._headers)), self._headers]
+
+
+def table(content: bytes) -> bytes:
+    return struct.pack(">cL", b"F", len(content)) + content
+
+
+def test_any_value_of_another_program_is_received_and_dead_lettered(
+    world: RabbitWorld, channel: Any
+) -> None:
+    make(world)
+    price = b"\x05price" + struct.pack(">cd", b"d", 1.5)
+    late = b"\x04late" + struct.pack(">cQ", b"T", 1_800_000_000_000)  # milliseconds, by mistake
+    deep = b"V"
+    for _ in range(1_000):
+        deep = table(b"\x01k" + deep)
+    headers = price + late + b"\x03odd" + table(late + price) + b"\x04deep" + deep
+    channel.basic_publish("", "orders", b"a", EncodedProperties(headers))
+    (message,) = until(lambda: received(world))
+    assert message.application_properties["price"] == 1.5
+    assert message.application_properties["odd"] == '{"late": null, "price": 1.5}'
+    settle(world, Disposition.DEAD_LETTER, message)
+    (dead,) = received(world, dead_letter_path("orders"))
+    assert dead.application_properties == message.application_properties
+
+
+def test_a_dead_letter_goes_nowhere_else_and_may_be_the_message_of_another_user(
+    world: RabbitWorld, broker: RabbitBroker, channel: Any
+) -> None:
+    make(world)
+    channel.queue_declare("copies", durable=True)
+    broker.node.control("add_user", "other", "secret")
+    broker.node.control("set_permissions", "other", ".*", ".*", ".*")
+    try:
+        parameters = pika.ConnectionParameters(
+            "127.0.0.1", broker.node.port, credentials=pika.PlainCredentials("other", "secret")
+        )
+        with pika.BlockingConnection(parameters) as connection:
+            properties = pika.BasicProperties(headers={"CC": ["copies"]}, user_id="other")
+            connection.channel().basic_publish("", "orders", b"a", properties)
+        until(lambda: channel.basic_get("copies", auto_ack=True)[0])
+        (message,) = until(lambda: received(world))
+        settle(world, Disposition.DEAD_LETTER, message)
+        (dead,) = received(world, dead_letter_path("orders"))
+        assert dead.body == b"a"
+        assert channel.basic_get("copies", auto_ack=True)[0] is None
+    finally:
+        channel.queue_delete("copies")
+        broker.node.control("delete_user", "other")
 
 
 def test_messages_received_and_deleted_are_gone(world: RabbitWorld) -> None:

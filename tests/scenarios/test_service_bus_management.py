@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from tests.scenarios.service_bus_site import QUEUE, Reply, ServiceBusSite, SocketPeer, key
-from twinbus.amqp.types import Described, Int, Timestamp, ULong
+from twinbus.amqp.types import Array, Described, Int, Timestamp, UInt, ULong
 from twinbus.clock import from_us
 from twinbus.entities import (
     CorrelationFilter,
@@ -22,7 +22,15 @@ from twinbus.entities import (
     TrueFilter,
 )
 from twinbus.message import BrokeredMessage
-from twinbus.protocol.commands import CreateEntity, ListRules, PutKey, Send
+from twinbus.protocol.commands import (
+    CreateEntity,
+    Disposition,
+    ListRules,
+    PutKey,
+    Receive,
+    Send,
+    Settle,
+)
 from twinbus.protocol.keys import Claim
 
 pytestmark = pytest.mark.timeout(60)
@@ -187,6 +195,24 @@ def test_rules_that_exist_and_that_do_not(peer: SocketPeer, path: str) -> None:
     assert queue.status in (400, 404)
 
 
+@pytest.mark.parametrize("name", ["top", "skip"])
+def test_a_page_of_rules_is_given_in_numbers(peer: SocketPeer, path: str, name: str) -> None:
+    reply = peer.manage(path, "enumerate-rules", {name: "one"})
+    assert (reply.status, reply.condition) == (400, "com.microsoft:argument-error")
+
+
+def test_a_wrong_settle_mode_locks_nothing(site: ServiceBusSite, peer: SocketPeer) -> None:
+    [number] = site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"x")])).sequence_numbers
+    token = site.namespace.ask(Receive(QUEUE, 1)).column("lock_token")
+    site.namespace.ask(Settle(QUEUE, token, Disposition.DEFER))
+    body = {"sequence-numbers": Array(int, (number,)), "receiver-settle-mode": "locked"}
+    reply = peer.manage(QUEUE, "receive-by-sequence-number", body)
+    assert (reply.status, reply.condition) == (400, "com.microsoft:argument-error")
+    body["receiver-settle-mode"] = UInt(0)
+    reply = peer.manage(QUEUE, "receive-by-sequence-number", body)
+    assert (reply.status, len(reply.body["messages"])) == (200, 1)
+
+
 # -- deleting many, listing sessions ---------------------------------------------------------------
 
 
@@ -202,6 +228,14 @@ def test_messages_are_deleted_unread(site: ServiceBusSite, peer: SocketPeer) -> 
     assert (none.status, none.condition) == (204, "com.microsoft:message-not-found")
     rest = peer.manage(QUEUE, "batch-delete-messages", {"message-count": Int(4000)})
     assert rest.body == {"message-count": 2}
+
+
+def test_no_message_is_older_than_all_years(site: ServiceBusSite, peer: SocketPeer) -> None:
+    site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"x")]))
+    body = {"message-count": Int(3), "enqueued-time-utc": Timestamp(-(2**63))}
+    assert peer.manage(QUEUE, "batch-delete-messages", body).status == 204
+    body["enqueued-time-utc"] = Timestamp(2**63 - 1)
+    assert peer.manage(QUEUE, "batch-delete-messages", body).body == {"message-count": 1}
 
 
 @pytest.mark.parametrize("count", [0, -1])

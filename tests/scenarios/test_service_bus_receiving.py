@@ -13,7 +13,7 @@ import pytest
 from tests.inside import bytes_for_client
 from tests.scenarios.service_bus_wire import QUEUE, TALKS, Wire, WirePeer
 from tests.unit.amqp.ends import frames_of
-from twinbus.amqp.events import Delivery, Drained
+from twinbus.amqp.events import Attached, Delivery, Drained
 from twinbus.amqp.frames import frame
 from twinbus.amqp.message import AmqpMessage
 from twinbus.amqp.options import LinkOptions
@@ -31,7 +31,7 @@ from twinbus.amqp.performatives import (
     TransferFrame,
 )
 from twinbus.amqp.receiver_link import ReceiverLink
-from twinbus.amqp.types import Array, Symbol, UInt
+from twinbus.amqp.types import Array, Described, Symbol, UInt, ULong
 from twinbus.errors import ServerBusyError
 from twinbus.limits import (
     AUTHENTICATION_US,
@@ -298,6 +298,38 @@ def test_delivery_goes_on_when_a_client_with_the_most_deliveries_settles_some(
     for delivery in deliveries[:5]:
         receiver.settle(delivery.number, is_settled=is_settled)
     assert len(peer.take(receiver, 5)) == 5
+
+
+# -- attaching to a session ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "wait_ms"),
+    [
+        ("s", None),
+        (Described(Symbol("com.microsoft:session-filter"), "s"), None),
+        (None, UInt(1000)),
+        (None, ULong(2**64 - 1)),  # longer than any time of Python
+        (None, ULong(0)),
+        (None, "a text"),
+    ],
+    ids=["by name", "described", "with a time", "for ever", "for no time", "with nonsense"],
+)
+def test_a_session_is_granted_in_every_form_of_the_request(
+    wire: Wire, peer: WirePeer, wanted: object, wait_ms: object
+) -> None:
+    wire.namespace.ask(Send(TALKS, [BrokeredMessage(b"x", session_id="s")]))
+    filters = {Symbol("com.microsoft:session-filter"): wanted}
+    properties = None if wait_ms is None else {Symbol("com.microsoft:timeout"): wait_ms}
+    link = peer.session.attach_receiver(
+        "talk",
+        LinkOptions(source=Source(address=TALKS, filter=filters), properties=properties, **LOCKS),
+    )
+    peer.wait_for(Attached, lambda event: event.link is link)
+    assert link.peer is not None
+    assert isinstance(link.peer.source, Source)
+    assert link.peer.source.filter == {"com.microsoft:session-filter": "s"}
+    assert "com.microsoft:locked-until-utc" in (link.peer.properties or {})
 
 
 # -- tokens that expire ----------------------------------------------------------------------------

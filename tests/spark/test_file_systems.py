@@ -19,7 +19,9 @@ from twinbus.cost.prices import load_sheet
 from twinbus.cost.report import ReportSettings, make_report
 from twinbus.errors import LedgerDamagedError, MessagingError
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind
+from twinbus.limits import MERGED_DAYS
 from twinbus.locations import HadoopPath, folder_of
+from twinbus.syphon.spool import LedgerSpool
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 STRICT = """
@@ -219,6 +221,56 @@ def test_a_syphon_writes_its_ledger_to_another_file_system(
     assert twins.primary.ids() == sent
     rows = pq.read_table(cloud / "syphon/ledger/transfers", partitioning=None)
     assert sorted(rows.column("message_id").to_pylist()) == sent
+
+
+def test_a_finished_day_of_a_syphon_becomes_one_file_on_another_file_system(
+    spark: SparkSession, cloud: Path, cloud_uri: str
+) -> None:
+    day = timedelta(days=1)
+    target = HadoopPath(spark, f"{cloud_uri}/syphon")
+
+    def numbers(folder: Path, moment: datetime) -> list[list[int]]:
+        """Return the sequence numbers of each file of a day."""
+        files = sorted((folder / f"ledger/transfers/day={moment:%Y-%m-%d}").glob("*.parquet"))
+        tables = [pq.read_table(file, partitioning=None) for file in files]
+        return [table.column("sequence_number").to_pylist() for table in tables]
+
+    with LedgerSpool() as spool:
+        ledger = Ledger(spool.folder, LedgerKind.TRANSFERS, timedelta(days=90))
+
+        def move(number: int, moment: datetime) -> None:
+            row = {"moved": moment, "sequence_number": number}
+            rows = pa.Table.from_pylist([row], SCHEMAS[LedgerKind.TRANSFERS])
+            ledger.write(rows, moment_us(moment))
+            spool.copy_to(target, moment.date())
+
+        move(1, NOON)
+        move(2, NOON + timedelta(minutes=1))
+        assert numbers(cloud / "syphon", NOON) == [[1], [2]]
+        move(3, NOON + day)
+        assert numbers(cloud / "syphon", NOON) == [[1, 2]]
+        assert numbers(cloud / "syphon", NOON + day) == [[3]]
+        assert numbers(spool.folder, NOON) == []
+        later = NOON + MERGED_DAYS + 2 * day
+        move(4, later)
+        assert numbers(cloud / "syphon", NOON + day) == [[3]]
+        assert (numbers(spool.folder, NOON + day), numbers(spool.folder, later)) == ([], [[4]])
+    assert not spool.folder.exists()
+
+
+@pytest.mark.usefixtures("cloud")
+def test_files_that_could_not_be_copied_stay_in_the_folder_of_the_driver(
+    spark: SparkSession, cloud_uri: str
+) -> None:
+    with LedgerSpool() as spool:
+        ledger = Ledger(spool.folder, LedgerKind.TRANSFERS, timedelta(days=90))
+        row = {"moved": NOON, "sequence_number": 1}
+        rows = pa.Table.from_pylist([row], SCHEMAS[LedgerKind.TRANSFERS])
+        [copied] = ledger.write(rows, moment_us(NOON))
+        spool.copy_to(HadoopPath(spark, f"{cloud_uri}/syphon"), NOON.date())
+        [left] = ledger.write(rows, moment_us(NOON))
+    assert (copied.exists(), left.exists()) == (False, True)
+    shutil.rmtree(spool.folder)
 
 
 def test_a_folder_with_a_scheme_is_not_taken_for_a_path(spark: SparkSession) -> None:

@@ -147,8 +147,10 @@ def test_sql_reads_a_queue_and_reads_it_anew(spark: SparkSession, twins: Twins) 
         f"(connection '{twins.primary.connection}', queue '{QUEUE}')"
     )
     spark.sql(view)
-    assert spark.table("orders").count() == 2
+    rows = table(spark, twins)
+    assert (spark.table("orders").count(), rows.count()) == (2, 2)
     twins.primary.send(QUEUE, BrokeredMessage(b"one more"))
+    assert (spark.table("orders").count(), rows.count()) == (2, 2)  # as at their first action
     spark.sql(view)
     assert len(spark.sql("select * from orders").collect()) == 3
     spark.sql("drop view orders")

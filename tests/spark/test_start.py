@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from twinbus.errors import InvalidOperationError
 from twinbus.spark.home import make_spark_home
-from twinbus.spark.session import start_session
+from twinbus.spark.session import BorrowedSession, start_session
 
 
 def test_workers_use_the_compiled_files_of_pyspark(spark: SparkSession) -> None:
@@ -33,13 +33,30 @@ def test_a_pyspark_without_a_spark_of_its_own_keeps_its_home(
     assert make_spark_home(tmp_path / "home") is None
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPARK_REMOTE", "sc://host:15002/;token=secret"),
+        ("SPARK_CONNECT_MODE_ENABLED", "1"),  # set by pyspark, in a process with such a session
+        ("SPARK_API_MODE", "Connect"),
+    ],
+)
 def test_a_session_of_spark_connect_is_not_started_and_its_token_is_not_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("SPARK_REMOTE", "sc://host:15002/;token=secret")
-    with pytest.raises(InvalidOperationError, match="Unset SPARK_REMOTE") as caught:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidOperationError, match=f"Unset {name}") as caught:
         start_session(tmp_path)
     assert "secret" not in str(caught.value)
+
+
+def test_a_session_of_spark_connect_with_its_server_in_this_process_is_not_borrowed(
+    spark: SparkSession,  # noqa: ARG001 - the server
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    with pytest.raises(InvalidOperationError, match="this process uses Spark Connect"):
+        BorrowedSession(None, {})
 
 
 @pytest.mark.parametrize(

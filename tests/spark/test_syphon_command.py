@@ -11,10 +11,12 @@ import pytest
 
 from tests.spark.twins import DEADLINE_S, QUEUE, Twins, numbered, until
 from twinbus import (
+    BrokeredMessage,
     MessagingFactory,
     NamespaceManager,
     SendAvailabilityPairedNamespaceOptions,
 )
+from twinbus.cli.context import ExitCode
 from twinbus.connection import ConnectionString
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
@@ -113,6 +115,23 @@ def test_a_syphon_without_backlog_queues_ends_in_good_order(
     finally:
         process.kill()
         process.wait()
+
+
+def test_messages_that_stay_in_an_extra_queue_are_to_be_received_or_purged(
+    twins: Twins, tmp_path: Path
+) -> None:
+    twins.secondary.send(twins.queues[2], BrokeredMessage(b"x"))
+    errors = tmp_path / "errors"
+    process = start(twins, errors, "--once", "--include-extra-queues", "--backlog-queue-count", "2")
+    try:
+        assert process.wait(DEADLINE_S) == ExitCode.TRY_AGAIN
+    finally:
+        process.kill()
+        process.wait()
+    reported = errors.read_text()
+    assert f"they stay in {twins.queues[2]}. Receive or purge them there" in reported
+    assert "does not accept its messages" not in reported
+    assert "1 message(s) are left in the backlog. They have no x-ms-path" in reported
 
 
 def test_what_waits_is_shown_before_spark_has_started(twins: Twins, tmp_path: Path) -> None:

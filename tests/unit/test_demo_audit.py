@@ -242,3 +242,13 @@ def test_orders_that_wait_in_queues_are_found_there(shop: str) -> None:
     found = browse_queues(shop, shop, QUEUE, (QUEUE,))
     assert sorted(found.on_primary.values()) == sorted(ORDERS)
     assert found.in_other_queues == frozenset(ORDERS)
+
+
+def test_the_demo_of_rabbitmq_says_how_to_install_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rabbitmq = pytest.importorskip("twinbus.testing.rabbitmq")
+    monkeypatch.setattr(rabbitmq, "SERVER", tmp_path / "rabbitmq-server")
+    done = run("demo", "--primary", "rabbitmq")
+    assert done.code
+    assert "apt-get install rabbitmq-server" in done.err

@@ -171,6 +171,14 @@ def test_what_the_included_operations_cover_is_not_shown_as_a_price_of_nothing()
     assert "0.0000 USD" in dict(figures(estimate(Plan(), ZERO)))["operations: ping"]
 
 
+def test_a_price_too_small_for_four_digits_is_not_shown_as_a_price_of_nothing() -> None:
+    small = estimate(Plan(rate=1, outage=timedelta(minutes=10)), STANDARD)
+    assert 0 < small.bandwidth_price == small.price < Decimal("0.0001")
+    shown = dict(figures(small))
+    assert shown["bandwidth"].endswith(" bytes   less than 0.0001 USD")
+    assert shown["price of the outage"] == "less than 0.0001 USD"
+
+
 @pytest.mark.parametrize("outage", [timedelta(0), timedelta(seconds=59.999999)])
 def test_an_outage_shorter_than_the_failover_interval_diverts_nothing(outage: timedelta) -> None:
     found = estimate(Plan(outage=outage), STANDARD, USED_UP)

@@ -19,7 +19,8 @@ from twinbus.namespace.rabbitmq.framing import (
     FramedConnection,
     publish_method,
 )
-from twinbus.namespace.rabbitmq.messages import publication_of
+from twinbus.namespace.rabbitmq.messages import Publication
+from twinbus.namespace.rabbitmq.properties import without
 
 CHANNEL = 7
 
@@ -83,7 +84,8 @@ def test_a_publication_has_the_frames_that_pika_writes(size: int, content_type: 
     properties = pika.BasicProperties(content_type, None, {"a": 1}, delivery_mode=2, type="t")
     made = connection()
     method = publish_method(CHANNEL, "", "orders")
-    made.publish(CHANNEL, method, publication_of(properties, body), 5)
+    pieces = without(b"".join(properties.encode()), (), ())
+    made.publish(CHANNEL, method, Publication(*pieces, body, ""), 5)
     encoded = b"".join(made.written)
     made.written.clear()
     properties.headers = {"x-twinbus-publication": pika.compat.long(5), "a": 1}

@@ -332,6 +332,24 @@ def test_a_dead_letter_is_a_copy_with_its_reason_that_does_not_expire() -> None:
     assert (found.dead_letter_source, found.time_to_live) == ("orders", None)
 
 
+def test_a_dead_letter_keeps_the_values_of_another_program() -> None:
+    table = b"".join(
+        (
+            b"\x05price" + b"d" + struct.pack(">d", 1.5),
+            b"\x03nan" + b"d" + struct.pack(">d", float("nan")),
+            b"\x04when" + b"T" + struct.pack(">Q", 1_800_000_000_000),
+            b"\x10x-delivery-count" + b"l" + struct.pack(">q", 3),
+        )
+    )
+    copy = dead_letter(
+        struct.pack(">HL", 0x2000, len(table)) + table, b"body", "orders", None, None
+    )
+    kept = table[: table.index(b"\x10x-delivery-count")]
+    assert copy.headers.startswith(kept + b"\x1cx-twinbus-dead-letter-source")
+    (found,) = received(delivery(encoded(copy), copy.body))
+    assert (found.application_properties["price"], found.delivery_count) == (1.5, 0)
+
+
 def test_the_reason_of_a_receiver_replaces_that_of_the_broker() -> None:
     death = {"reason": "expired", "queue": "orders", "count": 1}
     headers = {"x-twinbus-dead-letter-reason": "Mine", "x-death": [death]}

@@ -1,6 +1,7 @@
 """Properties of messages are read as pika reads them, and malformed ones are refused."""
 
 import random
+import struct
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 pika = pytest.importorskip("pika")
 
-from twinbus.namespace.rabbitmq.properties import FLAG_OF, read_properties  # noqa: E402
+from twinbus.limits import RABBITMQ_NESTED  # noqa: E402
+from twinbus.namespace.rabbitmq.properties import FLAG_OF, read_properties, without  # noqa: E402
 
 _SHORT = st.text(st.characters(codec="utf-8"), max_size=60)
 _MOMENT = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31)).map(  # noqa: DTZ001 - aware below
@@ -54,6 +56,80 @@ def test_bytes_that_are_no_text_stay_bytes() -> None:
     properties = pika.BasicProperties(message_id="is", headers={"a": "is"})
     encoded = b"".join(properties.encode()).replace(b"is", b"\xff\xfe")
     assert read_properties(encoded) == {"message_id": b"\xff\xfe", "headers": {"a": b"\xff\xfe"}}
+
+
+def sized(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack(">L", len(content)) + content
+
+
+def nested(value: bytes, times: int = 1) -> bytes:
+    """Return the value inside so many tables."""
+    for _ in range(times):
+        value = sized(b"F", b"\x01k" + value)
+    return value
+
+
+def with_header(value: bytes) -> bytes:
+    return b"\x20\x00" + nested(value)[1:]
+
+
+_FLOAT, _SECONDS = struct.Struct(">cd"), struct.Struct(">cQ")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (_FLOAT.pack(b"d", 1.5), "1.5"),
+        (_FLOAT.pack(b"d", float("nan")), "nan"),
+        (_FLOAT.pack(b"d", float("-inf")), "-inf"),
+        (struct.pack(">cf", b"f", 0.25), "0.25"),
+        (_SECONDS.pack(b"T", 1_800_000_000_000), "None"),  # milliseconds, by mistake
+        (_SECONDS.pack(b"T", 2**60), "None"),
+        (_SECONDS.pack(b"T", 2**64 - 1), "None"),
+        (struct.pack(">cBi", b"D", 2, -150), "Decimal('-1.50')"),
+        (sized(b"A", b"V" + _FLOAT.pack(b"d", 1.5)), "[None, 1.5]"),
+    ],
+)
+def test_a_value_inside_a_header_is_read_where_pika_fails_or_shortens_it(
+    value: bytes, expected: str
+) -> None:
+    found = read_properties(with_header(nested(value)))
+    assert repr(found["headers"]["k"]["k"]) == expected
+
+
+@pytest.mark.parametrize("kind", [b"F", b"A"])
+def test_what_is_nested_too_deeply_becomes_nothing(kind: bytes) -> None:
+    value = b"V"
+    for _ in range(5_000):
+        value = sized(kind, value if kind == b"A" else b"\x01k" + value)
+    found, depth = read_properties(with_header(value))["headers"]["k"], 0
+    while found is not None:
+        found, depth = found["k"] if kind == b"F" else found[0], depth + 1
+    assert depth == RABBITMQ_NESTED
+
+
+@pytest.mark.parametrize(
+    "value",
+    [sized(b"A", b"V")[:-1], b"A\x00\x00\x00\x01t\x01", b"q\x01", b"D\x01", nested(b"I\x00")],
+)
+def test_a_value_that_does_not_end_where_it_must_is_refused(value: bytes) -> None:
+    with pytest.raises(pika.exceptions.AMQPError):
+        read_properties(with_header(value))
+
+
+@given(PROPERTIES, st.sets(st.sampled_from(["expiration", "content_type", "type"])), st.data())
+def test_a_copy_has_the_bytes_of_everything_that_is_not_left_out(
+    properties: Any, left_out: set[str], data: st.DataObject
+) -> None:
+    headers = properties.headers or {}
+    names = data.draw(st.sets(st.sampled_from(sorted(headers)))) if headers else set()
+    encoded = b"".join(properties.encode())
+    before, table, after = without(encoded, left_out, {name.encode() for name in names})
+    for name in left_out:
+        setattr(properties, name, None)
+    properties.headers = {name: value for name, value in headers.items() if name not in names}
+    expected = b"".join(properties.encode())
+    assert before + struct.pack(">L", len(table)) + table + after == expected
 
 
 @given(PROPERTIES, st.data())

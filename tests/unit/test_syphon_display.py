@@ -99,6 +99,24 @@ def test_waiting_messages_are_shown_while_spark_starts() -> None:
     assert line(SyphonProgress(waiting=5)) == "moved 0   waiting 5   not running yet"
 
 
+def test_a_note_is_printed_above_the_table(display: SyphonDisplay, terminal: Terminal) -> None:
+    with display.showing():
+        display.refresh(DOWN)
+        display.note("stopping after this batch ...")
+        screen = terminal.screen()
+    assert screen[0] == "stopping after this batch ..."
+    assert screen[1] == line(DOWN)
+    assert [row for row in terminal.screen() if row] == ["stopping after this batch ..."]
+
+
+def test_without_a_terminal_a_note_is_a_line_of_standard_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    SyphonDisplay(as_json=False, console=console).note("stopping after this batch ...")
+    assert capsys.readouterr() == ("", "stopping after this batch ...\n")
+
+
 @pytest.mark.parametrize("longest", [11, 20, 69, 70, 100])
 def test_a_long_path_keeps_both_ends(longest: int) -> None:
     short = shortened(LONG, longest)

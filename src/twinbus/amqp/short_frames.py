@@ -31,12 +31,12 @@ class _TransferFields(NamedTuple):
     handle: int
     delivery_id: int
     delivery_tag: bytes
-    message_format: int
-    settled: bool
+    message_format: int | None
+    settled: bool | None
 
 
 class WholeTransfer(_TransferFields):
-    """A TransferFrame that is a complete delivery without a state."""
+    """A TransferFrame without a state that is a complete delivery, or the end of one."""
 
     __slots__ = ()
 
@@ -134,8 +134,11 @@ def _read_uint(data: bytes, at: int) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=_REMEMBERED)
-def _transfer_tail(count: int, tail: bytes) -> tuple[int, bool] | None:
-    """Return the message format, and whether the delivery is settled; None for other transfers."""
+def _transfer_tail(count: int, tail: bytes) -> tuple[int | None, bool | None] | None:
+    """Return the message format, and whether the delivery is settled; None for other transfers.
+
+    Either can be missing: the last frame of a delivery need not repeat what the first one has.
+    """
     fields = write_compound(0xC0, count, _BEFORE_TAIL + tail)
     try:
         frame, _ = TransferFrame.read_fields(fields, 0)
@@ -145,7 +148,7 @@ def _transfer_tail(count: int, tail: bytes) -> tuple[int, bool] | None:
         return None
     if frame.state is not None or frame.rcv_settle_mode is not None:
         return None
-    return frame.message_format or 0, bool(frame.settled)
+    return frame.message_format, frame.settled
 
 
 @lru_cache(maxsize=_REMEMBERED)

@@ -34,6 +34,7 @@ from twinbus.pairing.identity import PrimaryIdentity
 from twinbus.spans import format_span
 from twinbus.spark.gateway import silence_py4j
 from twinbus.spark.session import BorrowedSession
+from twinbus.syphon.carrier import NOT_DIVERTED
 from twinbus.syphon.desk import SyphonProgress
 from twinbus.syphon.queue_watch import QueueWatch
 from twinbus.syphon.syphon import Syphon, SyphonSettings, note_extra_queues
@@ -254,7 +255,7 @@ def _follow(
         progress = running.progress
         display.refresh(progress if progress.at else before_spark)
     if signals:
-        click.echo("stopping after this batch ...", err=True)
+        display.note("stopping after this batch ...")
 
 
 def _report_end(progress: SyphonProgress, *, once: bool) -> None:
@@ -266,8 +267,11 @@ def _report_end(progress: SyphonProgress, *, once: bool) -> None:
             err=True,
         )
     if once and progress.waiting:
+        foreign = sum(known.kept for known in progress.destinations if known.path == NOT_DIVERTED)
+        next_step = "Run the syphon again"
+        if foreign >= progress.waiting:
+            next_step = "They have no x-ms-path: receive or purge them there"
         click.echo(
-            f"{progress.waiting:,} message(s) are left in the backlog. Run the syphon again",
-            err=True,
+            f"{progress.waiting:,} message(s) are left in the backlog. {next_step}", err=True
         )
         raise click.exceptions.Exit(ExitCode.TRY_AGAIN)

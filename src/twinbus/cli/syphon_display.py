@@ -81,6 +81,13 @@ class SyphonDisplay:
             self._printed = progress
         self._refreshes += 1
 
+    def note(self, text: str) -> None:
+        """Print a line on standard error, above the table if there is one."""
+        if self._is_live:
+            self._console.print(text, markup=False)
+        else:
+            click.echo(text, err=True)
+
     def print_line(self, progress: SyphonProgress) -> None:
         """Print the progress as a line on standard output."""
         if self._as_json:

@@ -26,7 +26,7 @@ def figures(found: Estimate) -> list[tuple[str, str]]:
         ("messages that fail or wait before", f"{found.failed:,}"),
         ("messages that find the backlog full", f"{found.refused:,}"),
         *stages,
-        ("bandwidth", f"{carried:,} bytes   {found.bandwidth_price:,.4f} {sheet.currency}"),
+        ("bandwidth", f"{carried:,} bytes   {sheet.text_of(found.bandwidth_price)}"),
         ("price of the outage", _price(found.price, found)),
         ("backlog", f"{found.backlog_bytes:,} of {found.capacity_bytes:,} bytes"),
         ("the backlog is full after", _full(found)),
@@ -41,7 +41,7 @@ def _price(amount: Decimal, found: Estimate) -> str:
     """Return an amount of money; operations within the included ones are free."""
     if not amount and found.sheet.included:
         return "within the included operations"
-    return f"{amount:,.4f} {found.sheet.currency}"
+    return found.sheet.text_of(amount)
 
 
 def sweep_row(found: Estimate) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def sweep_row(found: Estimate) -> tuple[str, ...]:
     return (
         f"{found.diverted:,}",
         f"{sum(found.operations.values()):,}",
-        f"{found.price:,.4f}",
+        _price(found.price, found),
         f"{found.backlog_bytes:,}",
         "yes" if found.fits else "no",
         _full(found),

@@ -18,6 +18,7 @@ from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_OPERATIONS, MAX_PRICE
 from twinbus.values import shown
 
+_LEAST_SHOWN = Decimal("0.0001")
 _MILLION = 1_000_000
 _GIGABYTE = 2**30
 _SMALLEST = Decimal("0.000001")  # amounts are rounded to this
@@ -71,6 +72,12 @@ class PriceSheet:
     def bandwidth_price(self, size: int) -> Decimal:
         """Return the price of carrying this number of bytes."""
         return self.bandwidth_per_gigabyte * size / _GIGABYTE
+
+    def text_of(self, amount: Decimal) -> str:
+        """Return an amount of money as a text; a very small one is not shown as nothing."""
+        if 0 < amount < _LEAST_SHOWN:
+            return f"less than {_LEAST_SHOWN} {self.currency}"
+        return f"{amount:,.4f} {self.currency}"
 
     def base_price(self, hours: Decimal, namespaces: int) -> Decimal:
         """Return the base charge of the namespaces for this number of hours."""

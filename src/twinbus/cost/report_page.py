@@ -77,7 +77,7 @@ def _moment(seconds: float | None) -> str:
 
 
 def _money(amount: Decimal, report: Report) -> str:
-    return f"{amount:,.4f} {report.sheet.currency}"
+    return report.sheet.text_of(amount)
 
 
 def _price(amount: Decimal, report: Report) -> str:

@@ -227,19 +227,22 @@ class Reception:
             inlet.wait(left)
 
     def _take_credit_back(self, inlet: Inlet, found: list[Any]) -> None:
-        """Withdraw the credit, and accept the messages that arrive meanwhile."""
+        """Withdraw the credit, and accept the messages that arrive meanwhile.
+
+        Messages may use up the credit. Then a service need not answer the drain.
+        """
         with self._link.turn:
             is_due = inlet.drain()
         deadline = time.monotonic() + AZURE_DRAIN_S
-        while is_due and not inlet.is_drained:
+        while is_due and inlet.has_credit:
             with self._link.turn:
                 found += inlet.read()
-            if time.monotonic() >= deadline:
+            if inlet.has_credit and time.monotonic() >= deadline:
                 raise CommunicationError(
                     f"the service did not confirm within {AZURE_DRAIN_S} s that a receive has "
                     "ended, so messages may stay locked until their locks expire. Receive again"
                 )
-            if not inlet.is_drained:
+            if inlet.has_credit:
                 inlet.wait(AZURE_POLL_S)
         with self._link.turn:
             found += inlet.take()

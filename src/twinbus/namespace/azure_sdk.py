@@ -533,6 +533,11 @@ class Inlet:
         """Whether the service has sent all it had and the drain is complete."""
         return self._monitor.is_drained
 
+    @property
+    def has_credit(self) -> bool:
+        """Whether the service may still send messages; it may not after a drain."""
+        return int(self._link.current_link_credit) > 0
+
     def give_credit(self, count: int, *, drain: bool = False) -> None:
         """Allow the service to send `count` messages; with `drain`, only those available now."""
         self._receiver._receive_context.set()
@@ -541,7 +546,7 @@ class Inlet:
 
     def drain(self) -> bool:
         """Drain the link, which ends the credit; return whether the service must answer that."""
-        if self._link.current_link_credit <= 0 or self._monitor.is_drained:
+        if not self.has_credit or self._monitor.is_drained:
             return False
         if self._monitor.is_draining:
             return True  # a second request would get a second answer

@@ -88,6 +88,7 @@ _STRANGER: Final = PeerBounds(
     max_partial_bytes=STRANGER_AMQP_BYTES,
     max_unread_bytes=STRANGER_AMQP_BYTES,
 )
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _EPOCH_TICKS: Final = 621_355_968_000_000_000  # 1970 in .NET ticks, which are 100 ns
 
 
@@ -442,7 +443,7 @@ class ServiceBusConversation:
         assert link.peer is not None
         wanted_ms = (link.peer.properties or {}).get(f"{MICROSOFT}timeout")
         if isinstance(wanted_ms, int) and wanted_ms > 0:
-            return min(timedelta(milliseconds=int(wanted_ms)), MAX_WAIT)
+            return timedelta(milliseconds=min(int(wanted_ms), MAX_WAIT // _MILLISECOND))
         return SERVICE_BUS_ACCEPT_WAIT
 
     def _take_session(self, link: SenderLink, path: str, lock_us: int, value: Any) -> None:

@@ -6,6 +6,7 @@ reply of the broker into an answer. Lock tokens are plain UUIDs here.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 from uuid import UUID
@@ -40,6 +41,7 @@ _NAMES: Final = ("statusCode", "statusDescription", "errorCondition")
 _ANSWER_HEAD_BYTES: Final = 2048  # of an answer, in addition to its messages
 _ENTRY_BYTES: Final = 32  # of a message in an answer, in addition to its content
 _NOTHING: Final = Answer(204, "No Content")
+_FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
 _DISPOSITIONS: Final = {
     "completed": c.Disposition.COMPLETE,
     "abandoned": c.Disposition.ABANDON,
@@ -146,6 +148,12 @@ class _RequestBody:
             raise InvalidArgumentError(f"{name} must be an array of {kind.__name__}")
         return list(items)
 
+    def moment(self, name: str) -> datetime | None:
+        """Return a time; None if it is missing or after all years, the first time if before."""
+        ms = self.get(name, int)
+        found = moment_of(ms)
+        return _FIRST_TIME if found is None and ms is not None and ms < 0 else found
+
 
 CommandMaker = Callable[[ManagementNode, _RequestBody], c.Command[Any]]
 AnswerMaker = Callable[[_RequestBody, Any], Answer]
@@ -215,6 +223,7 @@ def _cancel(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     numbers = [int(number) for number in body.many("sequence-numbers", int)]
+    _deletes(body)  # raises before anything is locked
     return c.ReceiveDeferred(node.path, numbers, session=node.session(body))
 
 
@@ -262,7 +271,7 @@ def _settle(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 def _delete(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     count = min(body.need("message-count", int), MAX_BATCH_MESSAGES)
-    before = moment_of(body.get("enqueued-time-utc", int))
+    before = body.moment("enqueued-time-utc")
     return c.DeleteMessages(node.path, count, before, node.session(body))
 
 
@@ -300,7 +309,7 @@ def _set_state(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 def _list_sessions(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     skip, top = max(body.get("skip", int) or 0, 0), max(body.need("top", int), 1)
     # A time after all years means: sessions of any time.
-    after = moment_of(body.get("last-updated-time", int))
+    after = body.moment("last-updated-time")
     return c.ListSessions(node.path, skip, min(top, MAX_LISTED_SESSIONS), after)
 
 
@@ -323,14 +332,19 @@ def _remove_rule(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     return c.DeleteRule(node.path, body.need("rule-name", str))
 
 
-def _list_rules(node: ManagementNode, _: _RequestBody) -> c.Command[Any]:
+def _list_rules(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
+    _page(body)  # raises before the broker is asked
     return c.ListRules(node.path)
 
 
-def _listed_rules(body: _RequestBody, value: Any) -> Answer:
+def _page(body: _RequestBody) -> slice:
+    """Return which of the rules a request wants."""
     first, most = max(body.get("skip", int) or 0, 0), body.get("top", int)
-    rules = value[first : None if most is None else first + max(most, 0)]
-    found = [{"rule-description": write_rule(rule)} for rule in rules]
+    return slice(first, None if most is None else first + max(most, 0))
+
+
+def _listed_rules(body: _RequestBody, value: Any) -> Answer:
+    found = [{"rule-description": write_rule(rule)} for rule in value[_page(body)]]
     return Answer(body={"rules": found}) if found else _NOTHING
 
 

@@ -32,7 +32,9 @@ _ALWAYS = {
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
-_REMOTE = "SPARK_REMOTE"  # its value may contain a token
+# With these variables pyspark creates sessions of Spark Connect only. A value may contain a token.
+_CONNECT = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
+_API_MODE = "SPARK_API_MODE"  # the same if it is `connect`
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
@@ -62,6 +64,7 @@ class BorrowedSession:
         with cls._lock:
             self._is_own = cls._own is not None or not _is_running()
             if not self._is_own:
+                _refuse_connect()
                 self.session = _session_class().builder.getOrCreate()
                 return
             if cls._own is None:
@@ -151,13 +154,7 @@ def start_session(
 
     The default of the master is that of `spark-submit`, or else this machine.
     """
-    if _REMOTE in os.environ:
-        raise InvalidOperationError(
-            f"the environment variable {_REMOTE} is set, so pyspark would connect to a server of "
-            "Spark Connect, whose driver is in another process; Twinbus needs the driver in this "
-            f"process. Unset {_REMOTE}, and give the master of the cluster, such as "
-            "spark://host:7077"
-        )
+    _refuse_connect()
     builder = _session_class().builder.appName("twinbus")
     submitted = _is_submitted()
     settings = dict(_ALWAYS) if submitted else _settings(folder, master)
@@ -172,6 +169,22 @@ def start_session(
                 f"Spark cannot be started: {reason_of(error)}. Check JAVA_HOME, the master and the "
                 "settings of Spark"
             ) from None
+
+
+def _refuse_connect() -> None:
+    """Raise an error if pyspark creates sessions of Spark Connect only, in this process."""
+    names = [name for name in _CONNECT if name in os.environ]
+    if os.environ.get(_API_MODE, "").lower() == "connect":
+        names.append(_API_MODE)
+    if not names:
+        return
+    variables = " and ".join(names)
+    raise InvalidOperationError(
+        f"this process uses Spark Connect, whose driver is in another process: {variables} is set, "
+        "by the environment or by a session of Spark Connect. Twinbus needs the driver in its own "
+        f"process. Unset {variables}, or run `twinbus syphon` or `twinbus report` in a process "
+        "without Spark Connect, and give the master of the cluster, such as spark://host:7077"
+    )
 
 
 def make_active(session: "SparkSession") -> None:

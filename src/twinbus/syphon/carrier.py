@@ -288,7 +288,10 @@ class Carrier:
         foreign = int((~is_diverted).sum())
         if foreign:
             carried.note_kept(NOT_DIVERTED, foreign)
-            text = f"a pairing did not divert them, so they stay in {carried.queue}"
+            text = (
+                f"no pairing diverted them, so they stay in {carried.queue}. Receive or purge them "
+                "there"
+            )
             carried.failures[NOT_DIVERTED] = Failure("NotDiverted", text)
         return batch.filter(pa.array(is_diverted))
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -419,7 +419,7 @@ class Syphon(Closable):
             self._transfers.roll(at_once=at_once)
             if self._spool is not None and self._spark is not None:
                 target = HadoopPath(self._spark.session, str(self._settings.ledger))
-                self._spool.move_to(target)
+                self._spool.copy_to(target, datetime.now(UTC).date())
         except Exception as error:  # noqa: BLE001 - see above
             _log.warning("The ledger of transfers cannot be written: %s", reason_of(error))
 

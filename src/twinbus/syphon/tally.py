@@ -12,7 +12,7 @@ from typing import Any
 
 from twinbus.clock import Clock
 from twinbus.limits import RATE_WINDOW_US, SECOND_US
-from twinbus.syphon.carrier import Carried, canonical
+from twinbus.syphon.carrier import NOT_DIVERTED, Carried, canonical
 from twinbus.syphon.desk import Desk, DestinationProgress
 from twinbus.syphon.destinations import Trouble
 
@@ -77,11 +77,13 @@ class Tally:
         The application logs the notes after the next `publish`.
         """
         for trouble in new:
-            self._desk.note(
-                logging.WARNING,
+            text = (
                 f"{trouble.destination} does not accept its messages: {trouble.failure.text}. They "
-                "wait in the backlog, and the syphon tries again; other destinations go on",
+                "wait in the backlog, and the syphon tries again; other destinations go on"
             )
+            if trouble.destination == NOT_DIVERTED:
+                text = f"{NOT_DIVERTED}: {trouble.failure.text}"
+            self._desk.note(logging.WARNING, text)
         for destination in ended:
             self._desk.note(logging.INFO, f"{destination} accepts its messages again")
         for carried in outcomes:

@@ -142,6 +142,19 @@ def test_a_delivery_may_be_settled_by_its_last_frame() -> None:
     assert (delivery.payload, delivery.is_settled, delivery.state) == (b"ab", True, RELEASED)
 
 
+def test_the_last_frame_need_not_repeat_what_the_first_one_has() -> None:
+    peer = RawPeer()
+    peer.send(OPEN, BEGIN, attach())
+    peer.send(transfer(0, more=True, settled=True, message_format=0x80013700), payload=b"a")
+    peer.send(TransferFrame(handle=0, delivery_id=0, delivery_tag=b"t"), payload=b"b")
+    peer.send(transfer(1, more=True, message_format=0x80013700), payload=b"c")
+    peer.send(transfer(1, message_format=None), payload=b"d")
+    assert [
+        (delivery.payload, delivery.message_format, delivery.is_settled)
+        for delivery in peer.of(Delivery)
+    ] == [(b"ab", 0x80013700, True), (b"cd", 0x80013700, False)]
+
+
 def test_messages_that_the_receiver_does_not_take_are_not_sent() -> None:
     def accept(event: Event) -> None:
         if isinstance(event, AttachRequested) and isinstance(event.link, ReceiverLink):

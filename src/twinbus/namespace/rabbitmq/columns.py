@@ -43,6 +43,7 @@ from twinbus.namespace.rabbitmq.messages import (
     AMQP,
     AS_HEADERS,
     BASIC,
+    DELIVERIES,
     DESCRIPTION,
     ESCAPED,
     HEADER_OF,
@@ -63,7 +64,7 @@ _REASONS = {
     "maxlen": "QueueFull",
 }
 _MOST_DELIVERIES = 2**31 - 1
-_DELIVERIES, _DEATHS = "x-delivery-count", "x-death"
+_DEATHS = "x-death"
 _NOTHING: Headers = {}
 
 
@@ -73,6 +74,11 @@ class RabbitDelivery(NamedTuple):
     tag: int
     encoded: bytes  # its properties
     body: bytes
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes, headers included."""
+        return len(self.encoded) + len(self.body)
 
 
 def delivered(deliveries: Sequence[RabbitDelivery], tokens: pa.Array) -> pa.RecordBatch:
@@ -261,13 +267,13 @@ def _add_fields(cells: _Cells, row: int, properties: Headers, headers: Headers) 
         _add_headers(cells, row, headers)
 
 
-_OF_FIELDS = frozenset((*_FIELD_OF_HEADER, AMQP, _DELIVERIES, _DEATHS))
+_OF_FIELDS = frozenset((*_FIELD_OF_HEADER, AMQP, DELIVERIES, _DEATHS))
 _ONE_BY_ONE = _OF_FIELDS | {TYPES, LIFE}  # headers that are looked at row by row
 
 
 def _add_headers(cells: _Cells, row: int, headers: Headers) -> None:
     """Set the fields that travel as headers, and those that the broker sets."""
-    count = headers.get(_DELIVERIES)
+    count = headers.get(DELIVERIES)
     if isinstance(count, int):
         cells.add("delivery_count", row, max(min(int(count), _MOST_DELIVERIES), 0))
     amqp = headers.get(AMQP)

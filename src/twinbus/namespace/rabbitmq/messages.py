@@ -35,8 +35,6 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
-from pika import BasicProperties
-
 from twinbus.clock import MICROSECOND
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import (
@@ -47,7 +45,7 @@ from twinbus.limits import (
     UNLIMITED,
 )
 from twinbus.message import APPLICATION_FIELDS, PropertyValue
-from twinbus.namespace.rabbitmq.properties import FLAG_OF
+from twinbus.namespace.rabbitmq.properties import FLAG_OF, without
 from twinbus.protocol.origins import ORIGIN_PROPERTY
 
 TYPES = "x-twinbus-types"
@@ -58,6 +56,7 @@ DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
 AMQP = "x-twinbus-amqp"
 LIFE = "x-twinbus-time-to-live"
+DELIVERIES = "x-delivery-count"  # the broker sets it, and counts anew in another queue
 ESCAPED = "x-twinbus-escaped-"
 BASIC = {  # field -> property
     "message_id": "message_id",
@@ -71,7 +70,7 @@ HEADER_OF = {name: "x-twinbus-" + name.replace("_", "-") for name in (*BASIC, *A
 OWN = frozenset(
     (*HEADER_OF.values(), TYPES, PUBLICATION, SUBJECT, REASON, DESCRIPTION, SOURCE, AMQP, LIFE)
 )
-ACTED_ON = ("cc", "bcc", "x-death", "x-delivery-count", "x-delay", "x-stream-offset")
+ACTED_ON = ("cc", "bcc", "x-death", DELIVERIES, "x-delay", "x-stream-offset")
 SYSTEM = ("x-first-death-", "x-last-death-")
 _DIVERTED = "x-ms-path"  # the property that only messages in a backlog queue have
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ would close the channel of the sender
@@ -268,29 +267,14 @@ def check_frame(publication: Publication, frame_bytes: int) -> None:
 def dead_letter(
     encoded: bytes, body: bytes, source: str, reason: str | None, text: str | None
 ) -> Publication:
-    """Return a copy of a message with dead-letter reason and source, which does not expire."""
-    properties = BasicProperties()
-    properties.decode(encoded)
-    headers = dict(properties.headers or {})
-    headers.pop("x-delivery-count", None)
-    headers.pop(PUBLICATION, None)
-    headers[SOURCE] = source
-    if reason is not None:
-        headers[REASON] = reason
-    if text is not None:
-        headers[DESCRIPTION] = text
-    properties.headers = headers
-    properties.expiration = None
-    return publication_of(properties, body)
+    """Return a copy of a message with dead-letter reason and source, which does not expire.
 
-
-def publication_of(properties: BasicProperties, body: bytes) -> Publication:
-    """Return a message with the properties of pika; they must have headers."""
-    encoded = b"".join(properties.encode())
-    at = _FLAGS.size
-    for text in (properties.content_type, properties.content_encoding):
-        if text is not None:
-            at += 1 + encoded[at]
-    start = at + _LENGTH.size
-    end = start + _LENGTH.unpack_from(encoded, at)[0]
-    return Publication(encoded[:at], encoded[start:end], encoded[end:], body, properties.type or "")
+    The copy has no header CC, or RabbitMQ would route it to further queues again, and no user_id,
+    or RabbitMQ would refuse the copy of a message that another user sent.
+    """
+    replaced = {SOURCE: source, REASON: reason, DESCRIPTION: text}
+    added = {name: value for name, value in replaced.items() if value is not None}
+    left_out = {name.encode() for name in ("CC", "BCC", DELIVERIES, PUBLICATION, *added)}
+    before, headers, after = without(encoded, ("expiration", "user_id"), left_out)
+    own = [_header(name, value) for name, value in added.items()]
+    return Publication(before, b"".join((headers, *own)), after, body, "")

@@ -8,21 +8,27 @@ properties with one loop, and keeps those that are to be published as three piec
     short text   length (1 byte), UTF-8
     table        length (4), then of each header: short text (name), type (1), value
     value        S, x: length (4), bytes. t: 1 byte. T: seconds (8). V: nothing. Numbers: _NUMBERS
+                 F: a table. A: length (4), of each value: type (1), value. D: scale (1), number (4)
+
+pika does not read every value that another program may send: it fails at NaN, at a time after the
+year 9999 and at deep nesting, and cuts fractions off. So it reads no values here.
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import lru_cache
 from struct import Struct
 from typing import Any
 
-from pika import data, exceptions
+from pika import exceptions
 
-from twinbus.limits import SECOND_US
+from twinbus.limits import RABBITMQ_NESTED, SECOND_US
 from twinbus.message import LAST_MOMENT_US
 
 Headers = dict[str, Any]
+_Read = Callable[[bytes, int], tuple[Any, int]]  # bytes, start -> value, end
 _FLAGS = Struct(">H")
 _LENGTH = Struct(">L")
 _SECONDS = Struct(">Q")
@@ -62,7 +68,11 @@ _NUMBERS = {  # type of a header -> how its number is packed
         "d": ">d",
     }.items()
 }
-_TEXT, _BINARY, _BOOL, _MOMENT, _NOTHING = b"SxtTV"
+_TEXT, _BINARY, _BOOL, _MOMENT, _NOTHING, _DECIMAL, _TABLE, _LIST = b"SxtTVDFA"
+_SCALED = Struct(">Bi")  # a decimal number: its scale, its digits
+_SIZES = {_BOOL: 1, _MOMENT: 8, _NOTHING: 0, _DECIMAL: _SCALED.size} | {
+    kind: number.size for kind, number in _NUMBERS.items()
+}
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -93,15 +103,14 @@ def read_properties(encoded: bytes) -> Mapping[str, Any]:
     return found
 
 
-_MALFORMED = (ArithmeticError, LookupError, RecursionError, ValueError, struct.error)
+_MALFORMED = (LookupError, struct.error)
 
 
 @lru_cache(maxsize=256)
-def _layout(flags: int) -> tuple[tuple[str, Callable[[bytes, int], tuple[Any, int]]], ...]:
+def _layout(flags: int) -> tuple[tuple[str, _Read], ...]:
     """Return the properties that flags announce, each with the function that reads it."""
-    readers = {"headers": _read_table, "timestamp": _read_seconds} | dict.fromkeys(
-        _BYTES, _read_byte
-    )
+    readers: dict[str, _Read] = {"headers": _read_table, "timestamp": _read_seconds}
+    readers |= dict.fromkeys(_BYTES, _read_byte)
     return tuple(
         (name, readers.get(name, _read_short)) for name in _PROPERTIES if flags & FLAG_OF[name]
     )
@@ -128,7 +137,7 @@ def _text(encoded: bytes) -> str | bytes:
         return encoded
 
 
-def _read_table(encoded: bytes, at: int) -> tuple[Headers, int]:
+def _read_table(encoded: bytes, at: int, depth: int = 0) -> tuple[Headers, int]:
     end = at + 4 + _LENGTH.unpack_from(encoded, at)[0]
     at += 4
     headers: Headers = {}
@@ -138,32 +147,115 @@ def _read_table(encoded: bytes, at: int) -> tuple[Headers, int]:
         name = encoded[at + 1 : after].decode(errors="replace")
         kind = encoded[after]
         at = after + 1
-        if kind in (_TEXT, _BINARY):
+        if kind == _TEXT:
             after = at + 4 + _LENGTH.unpack_from(encoded, at)[0]
-            value = encoded[at + 4 : after]
-            if kind == _TEXT:
-                value = _text(value)
+            value = _text(encoded[at + 4 : after])
             at = after
         elif kind in _NUMBERS:
             number = _NUMBERS[kind]
             (value,) = number.unpack_from(encoded, at)
             at += number.size
-        elif kind == _BOOL:
-            value = encoded[at] != 0
-            at += 1
-        elif kind == _MOMENT:
-            value = moment(_SECONDS.unpack_from(encoded, at)[0])
-            at += 8
-        elif kind == _NOTHING:
-            value = None
-        else:  # a list, a table or a decimal number, which Twinbus never writes
-            value, at = data.decode_value(encoded, at - 1)
+        else:
+            value, at = _read_value(kind, encoded, at, depth)
         headers[name] = value
     if at != end:
         raise exceptions.InvalidFrameError(f"a header ends {at - end} bytes behind its table")
     return headers, at
 
 
+def _read_list(encoded: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    end = at + 4 + _LENGTH.unpack_from(encoded, at)[0]
+    at += 4
+    values = []
+    while at < end:
+        value, at = _read_value(encoded[at], encoded, at + 1, depth)
+        values.append(value)
+    if at != end:
+        raise exceptions.InvalidFrameError(f"a value ends {at - end} bytes behind its list")
+    return values, at
+
+
+def _read_value(kind: int, encoded: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """Return the value of a header, or of a value inside it, and where it ends.
+
+    The value is None if nothing can hold it: a time after the year 9999, or a table that is nested
+    too deeply.
+    """
+    end = _end_of(kind, encoded, at)
+    value: Any = None
+    if kind in (_TEXT, _BINARY):
+        value = encoded[at + 4 : end]
+        value = _text(value) if kind == _TEXT else value
+    elif kind in _NUMBERS:
+        (value,) = _NUMBERS[kind].unpack_from(encoded, at)
+    elif kind == _BOOL:
+        value = encoded[at] != 0
+    elif kind == _MOMENT:
+        value = moment(_SECONDS.unpack_from(encoded, at)[0])
+    elif kind == _DECIMAL:
+        scale, digits = _SCALED.unpack_from(encoded, at)
+        value = Decimal(f"{digits}E-{scale}")
+    elif kind in (_TABLE, _LIST) and depth < RABBITMQ_NESTED:
+        read = _read_table if kind == _TABLE else _read_list
+        return read(encoded, at, depth + 1)
+    return value, end
+
+
+def _end_of(kind: int, encoded: bytes, at: int) -> int:
+    """Return where a value ends."""
+    if kind in (_TEXT, _BINARY, _TABLE, _LIST):
+        return int(at + 4 + _LENGTH.unpack_from(encoded, at)[0])
+    if kind not in _SIZES:
+        raise exceptions.InvalidFieldTypeException(bytes((kind,)))
+    return at + _SIZES[kind]
+
+
 def moment(seconds: int) -> datetime | None:
     """Return the time of a property or header; None if no datetime can hold it."""
     return datetime.fromtimestamp(seconds, UTC) if 0 <= seconds <= _LAST_SECOND else None
+
+
+# -- a copy with other headers ---------------------------------------------------------------------
+
+
+def without(
+    encoded: bytes, properties: Container[str], headers: Container[bytes]
+) -> tuple[bytes, bytes, bytes]:
+    """Return the bytes of properties that were read before, without some of them.
+
+    The pieces are the flags and what is before the headers, the headers without the size of their
+    table, and what is behind them. The flags announce headers, even if there are none. All other
+    values keep their types and their bytes.
+    """
+    (flags,) = more = _FLAGS.unpack_from(encoded)
+    at = 2
+    while more[0] & _MORE_FLAGS:
+        more = _FLAGS.unpack_from(encoded, at)
+        at += 2
+    kept, table = FLAG_OF["headers"], b""
+    before: list[bytes] = []
+    after: list[bytes] = []
+    for name, read in _layout(flags):
+        start = at
+        if name == "headers":
+            at += 4 + _LENGTH.unpack_from(encoded, at)[0]
+            table = _other_headers(encoded, start + 4, at, headers)
+            continue
+        at = read(encoded, at)[1]
+        if name not in properties:
+            kept |= FLAG_OF[name]
+            piece = before if FLAG_OF[name] > FLAG_OF["headers"] else after
+            piece.append(encoded[start:at])
+    return _FLAGS.pack(kept) + b"".join(before), table, b"".join(after)
+
+
+def _other_headers(encoded: bytes, at: int, end: int, left_out: Container[bytes]) -> bytes:
+    """Return the headers of a table without those of some names."""
+    found = []
+    while at < end:
+        after = at + 1 + encoded[at]
+        start, name = at, encoded[at + 1 : after]
+        at = _end_of(encoded[after], encoded, after + 1)
+        if name not in left_out:
+            found.append(encoded[start:at])
+    return b"".join(found)

@@ -57,7 +57,7 @@ class LockKeeper:
         self._connection = connection
         self._locked: dict[bytes, _ReceivingChannel] = {}  # by key: channels with locked messages
         self._count = 0  # of locked messages
-        self._bytes = 0  # size of the locked bodies
+        self._bytes = 0  # size of the locked messages
         self._free: dict[str, _ReceivingChannel] = {}  # by path: an open channel without a receive
         self._sizes: dict[str, float] = {}  # by path: average size of recent messages
 
@@ -81,7 +81,7 @@ class LockKeeper:
         self._put_back(inlet)
         try:
             return delivered(deliveries, tokens)
-        except exceptions.AMQPError:  # malformed: nothing behind it can be trusted
+        except Exception:  # malformed: nothing behind it can be trusted, and nobody has the tokens
             self._connection.drop()
             raise
 
@@ -105,12 +105,12 @@ class LockKeeper:
         try:
             left = await inlet.fetch(deliveries)
             while left > 0 and 0 < min(left, most - len(deliveries)) <= RABBITMQ_FEW:
-                if not _has_room(deliveries, limit):
+                if _size(deliveries) >= limit:
                     break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
-            if (wait_s or deliveries) and wanted > 0 and _has_room(deliveries, limit):
+            if (wait_s or deliveries) and wanted > 0 and _size(deliveries) < limit:
                 await inlet.consume(deliveries, wanted, wait_s, limit)
         except BaseException:
             inlet.give_back(_tags(deliveries))
@@ -142,7 +142,7 @@ class LockKeeper:
 
     def _note_size(self, path: str, deliveries: Sequence[RabbitDelivery]) -> None:
         if deliveries:
-            average = sum(len(delivery.body) for delivery in deliveries) / len(deliveries)
+            average = _size(deliveries) / len(deliveries)
             self._sizes[path] = (self._sizes.pop(path, average) + average) / 2
             if len(self._sizes) > RABBITMQ_FREE_CHANNELS:
                 del self._sizes[next(iter(self._sizes))]
@@ -154,16 +154,16 @@ class LockKeeper:
         key = inlet.key
         for delivery in deliveries:
             inlet.locked[delivery.tag] = delivery.encoded, delivery.body
-            self._bytes += len(delivery.body)
+            self._bytes += delivery.size
         self._count += len(deliveries)
         self._locked[key] = inlet
         return pa.array([_TOKEN.pack(key, delivery.tag) for delivery in deliveries], LOCK_TOKEN)
 
     def _forget(self, inlet: "_ReceivingChannel", tags: Iterable[int]) -> None:
         for tag in tags:
-            _, body = inlet.locked.pop(tag)
+            encoded, body = inlet.locked.pop(tag)
             self._count -= 1
-            self._bytes -= len(body)
+            self._bytes -= len(encoded) + len(body)
         if not inlet.locked:
             self._locked.pop(inlet.key, None)
 
@@ -224,15 +224,15 @@ def _tags(deliveries: Sequence[RabbitDelivery]) -> list[int]:
     return [delivery.tag for delivery in deliveries]
 
 
-def _has_room(deliveries: Sequence[RabbitDelivery], limit: int) -> bool:
-    return sum(len(delivery.body) for delivery in deliveries) < limit
+def _size(deliveries: Sequence[RabbitDelivery]) -> int:
+    return sum(delivery.size for delivery in deliveries)
 
 
 def _excess(deliveries: Sequence[RabbitDelivery], limit: int) -> Sequence[RabbitDelivery]:
     """Return the last deliveries beyond a number of bytes; the first is never among them."""
     total = 0
     for at, delivery in enumerate(deliveries):
-        total += len(delivery.body)
+        total += delivery.size
         if at and total > limit:
             return deliveries[at:]
     return ()
@@ -267,8 +267,12 @@ class _ReceivingChannel:
             self._take_late(content)
 
     def _take_late(self, content: Content) -> None:
-        """Requeue a message that arrived after its receive had ended."""
-        self.channel.pika.basic_nack(content.tag)
+        """Requeue a message that arrived after its receive had ended.
+
+        A channel that is being closed requeues it, too, and refuses to send anything else.
+        """
+        if self.channel.is_open:
+            self.channel.pika.basic_nack(content.tag)
 
     async def fetch(self, deliveries: list[RabbitDelivery]) -> int:
         """Fetch a message; return how many more there are, or -1 if there was none."""
@@ -306,11 +310,11 @@ class _ReceivingChannel:
         arrived = asyncio.Event()
         full_at = len(deliveries) + wanted
         patience = RABBITMQ_KNOWN_GATHER_S if deliveries else RABBITMQ_GATHER_S
-        size = sum(len(delivery.body) for delivery in deliveries)
+        size = _size(deliveries)
 
         def take(content: Content) -> None:
             nonlocal size
-            size += len(content.body)
+            size += len(content.properties) + len(content.body)
             self._take(deliveries, content)
             if len(deliveries) in (1, full_at) or size >= max_bytes:
                 arrived.set()  # waking the receive for each message would cost more than reading it
