@@ -202,12 +202,12 @@ def main() -> None:
         memory_of_links(report, Path(place) / "memory")
         native, pid = stack.enter_context(twinbus_server(Path(place) / "shop"))
         parsed = ConnectionString.parse(native)
-        ours = sdk_string(parsed.port, parsed.key_name, parsed.key)
+        twinbus = sdk_string(parsed.port, parsed.key_name, parsed.key)
         with MessagingFactory.from_connection_string(native) as factory:
             sender = factory.create_message_sender(QUEUE)
             sender.send_batch([BrokeredMessage(BODY) for _ in range((rounds + 2) * RECEIVED)])
-        against_bare(report, stack, ours, pid, Disk(Path(place) / "disk"), rounds)
-        against_rabbit(report, stack, ours, rounds)
+        against_bare(report, stack, twinbus, pid, Disk(Path(place) / "disk"), rounds)
+        against_rabbit(report, stack, twinbus, rounds)
     report.finish()
 
 

@@ -51,7 +51,7 @@ from twinbus.syphon.syphon import Syphon, SyphonSettings
 MESSAGES = 10_000
 ROUNDS, QUICK_ROUNDS = 3, 1
 LOOK_S = 0.01
-OURS, PLAIN, BARE = "syphon", "syphon, Spark's home", "Spark alone"
+SYPHON, PLAIN, BARE = "syphon", "syphon, Spark's home", "Spark alone"
 STEPS = ("session", "query started", "first look", "first batch", "all home")
 
 
@@ -162,7 +162,7 @@ def run_here(way: str) -> None:
         primary, _ = stack.enter_context(served(folder, PRIMARY))
         secondary, _ = stack.enter_context(served(folder, "secondary"))
         queues = fill(primary, secondary)
-        if way != OURS:
+        if way != SYPHON:
             os.environ["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
         background, began = Others(), time.monotonic()
         session = start_session(folder, local_master(2))
@@ -201,7 +201,7 @@ def measure(rounds: int) -> dict[str, list[dict[str, Any]]]:
     """Make all runs, in turns."""
     found: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for _ in range(rounds):
-        for way in (OURS, PLAIN, BARE):
+        for way in (SYPHON, PLAIN, BARE):
             command = [sys.executable, __file__, "--here", way]
             process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             found[way].append(json.loads(process.stdout.splitlines()[-1]))

@@ -88,10 +88,10 @@ class Others:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
         ticks = [int(value) / os.sysconf("SC_CLK_TCK") for value in line.split()[1:9]]
         table = processes()
-        ours = {os.getpid()}
-        while more := {pid for pid, row in table.items() if row[0] in ours} - ours:
-            ours |= more
-        used = sum(sum(table[pid][2:]) for pid in ours)
+        family = {os.getpid()}
+        while more := {pid for pid, row in table.items() if row[0] in family} - family:
+            family |= more
+        used = sum(sum(table[pid][2:]) for pid in family)
         idle = ticks[3] + ticks[4]  # and waiting for the disk
         return sum(ticks), sum(ticks) - idle - used
 

@@ -154,9 +154,9 @@ class Turns:
         return ratio(self.other, self.plain)
 
 
-def take_turns(one: MessagingFactory, other: MessagingFactory, way: str, rounds: int) -> Turns:
+def take_turns(factory: MessagingFactory, other: MessagingFactory, way: str, rounds: int) -> Turns:
     """Send with both: one, other, other, one, and so on."""
-    first, second = Client(one), Client(other)
+    first, second = Client(factory), Client(other)
     works = [partial(client.send, way) for client in (first, second, second, first)]
     seconds = [times[1:] for times in side_by_side(works, rounds + 1)]  # the first warms up
     return Turns(
@@ -173,22 +173,26 @@ def show(what: str, way: str, turns: Turns) -> None:
 
 def measure_healthy(report: Report, where: str, primary: str, secondary: str, rounds: int) -> None:
     """Compare sends of a paired factory whose primary is well."""
-    with open_factory(primary) as one, open_factory(primary) as same, open_factory(primary) as two:
-        one.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
+    with (
+        open_factory(primary) as first,
+        open_factory(primary) as same,
+        open_factory(primary) as two,
+    ):
+        first.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         two.pair_namespace(options(secondary))
         for way in ("one by one", "batches"):
-            show(f"{where}: plain against plain", way, take_turns(one, same, way, rounds))
-            turns = take_turns(one, two, way, rounds)
+            show(f"{where}: plain against plain", way, take_turns(first, same, way, rounds))
+            turns = take_turns(first, two, way, rounds)
             show(f"{where}: paired, healthy", way, turns)
             report.add(f"{where}: healthy, {way}, times plain", turns.ratio(), 1.03, at_most=True)
 
 
 def measure_numbers(report: Report, namespace: str, rounds: int) -> None:
     """Compare numbered sends, which every factory makes, with sends that have no number."""
-    with open_factory(namespace) as one, open_factory(namespace) as two:
-        one.courier.new_send = Send  # type: ignore[method-assign]
+    with open_factory(namespace) as first, open_factory(namespace) as two:
+        first.courier.new_send = Send  # type: ignore[method-assign]
         for way in ("one by one", "batches"):
-            turns = take_turns(one, two, way, rounds)
+            turns = take_turns(first, two, way, rounds)
             show("embedded: numbered", way, turns)
             report.add(f"numbered, {way}, times unnumbered", turns.ratio(), 1.1, at_most=True)
 
@@ -202,14 +206,14 @@ def measure_diverted(report: Report, folder: Path, secondary: str, rounds: int) 
         process = stack.enter_context(ExitStack())
         primary = process.enter_context(started(server(folder, "doomed")))
         make_queues(primary, QUEUE)
-        one = stack.enter_context(open_factory(secondary))
+        first = stack.enter_context(open_factory(secondary))
         two = stack.enter_context(open_factory(primary, retry_policy=RetryPolicy.once()))
         pairing = two.pair_namespace(options(secondary))
         two.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         process.close()  # kills it
         two.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         for way in TURN:
-            turns = take_turns(one, two, way, rounds)
+            turns = take_turns(first, two, way, rounds)
             show("diverted", way, turns)
             report.add(f"diverted, {way}, times plain", turns.ratio(), 1.3, at_most=True)
         assert [status.failovers for status in pairing.status()] == [1]
@@ -231,10 +235,10 @@ def bytes_per_sender(factory: MessagingFactory) -> float:
 
 def measure_clients(report: Report, primary: str, secondary: str) -> None:
     """Count the memory and the threads of a healthy pairing, those of connections apart."""
-    with open_factory(primary) as one, open_factory(primary) as two:
+    with open_factory(primary) as first, open_factory(primary) as two:
         chosen = options(secondary)
         chosen.secondary_namespace_manager.list_queues()
-        for factory in (one, two, chosen.messaging_factory):
+        for factory in (first, two, chosen.messaging_factory):
             factory.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         before = threading.active_count()
         pairing = two.pair_namespace(chosen)
@@ -242,9 +246,9 @@ def measure_clients(report: Report, primary: str, secondary: str) -> None:
             two.create_message_sender(QUEUE).send(BrokeredMessage(BODY))
         threads = threading.active_count() - before
         assert not pairing.status()
-        held = [bytes_per_sender(factory) for factory in (one, two)]
-    print(f"\n{'memory of a sender':<40} {held[0]:>12,.0f} {held[1]:>12,.0f} bytes")
-    report.add("paired sender, bytes more than a plain one", held[1] - held[0], 16, at_most=True)
+        sizes = [bytes_per_sender(factory) for factory in (first, two)]
+    print(f"\n{'memory of a sender':<40} {sizes[0]:>12,.0f} {sizes[1]:>12,.0f} bytes")
+    report.add("paired sender, bytes more than a plain one", sizes[1] - sizes[0], 16, at_most=True)
     report.add("threads that a healthy pairing adds", threads, 0, at_most=True)
 
 
@@ -311,9 +315,9 @@ def measure_storm(report: Report, primary: str, secondary: str, clients: int) ->
     """Let all clients of a factory fail over in the same moment; count what came of it."""
     names = [f"{QUEUE}-{at}" for at in range(STORM_ENTITIES)]
     make_queues(secondary, *names)
-    with open_factory(secondary) as one:
+    with open_factory(secondary) as first:
         start = time.perf_counter()
-        plain_s = send_from_all(one, clients) - start
+        plain_s = send_from_all(first, clients) - start
     events: list[PairingEvent] = []
     with ExitStack() as stack:
         manager = stack.enter_context(NamespaceManager.from_connection_string(secondary))
@@ -334,12 +338,12 @@ def measure_storm(report: Report, primary: str, secondary: str, clients: int) ->
     print(f"  as plain clients {plain_s:.2f} s, failing over {storm_s:.2f} s")
     print(f"  sends to each of {len(per_queue)} backlog queues: {sorted(per_queue)}")
     print(f"  pings to each entity in {elapsed_s:.1f} s: {sorted(pings.values())}")
-    told = Counter(event.path for event in events if isinstance(event, FailedOver))
-    assert sorted(told) == sorted(status.path for status in statuses) == sorted(names)
+    times = Counter(event.path for event in events if isinstance(event, FailedOver))
+    assert sorted(times) == sorted(status.path for status in statuses) == sorted(names)
     assert sum(status.diverted for status in statuses) == sent
     assert sum(counts["messages"] for counts in spread.values()) == sent
     add = partial(report.add, at_most=True)
-    add("storm: most FailedOver events of an entity", max(told.values()), 1)
+    add("storm: most FailedOver events of an entity", max(times.values()), 1)
     add("storm: tries at the primary, per client", outage.tries.total() / clients, 1)
     add("storm: sends to the backlog, per message", sum(per_queue) / sent, 1)
     add(

@@ -105,11 +105,11 @@ def measure_sends(report: Report, home: RabbitMQ, away: RabbitMQ, scale: int) ->
         channel = blocking.channel()
         channel.confirm_delivery()
         publish = home.send_pipelined
-        one, many = ONE_BY_ONE // scale, PIPELINED // scale
+        singles, many = ONE_BY_ONE // scale, PIPELINED // scale
         works: list[tuple[str, Callable[[], object], int]] = [
-            ("paired, one by one", partial(send_one_by_one, factory, one), one),
-            ("pika, blocking, one by one", partial(publish_one_by_one, channel, one), one),
-            ("pika, callbacks, one by one", partial(publish, one, BODY, 1, SALES), one),
+            ("paired, one by one", partial(send_one_by_one, factory, singles), singles),
+            ("pika, blocking, one by one", partial(publish_one_by_one, channel, singles), singles),
+            ("pika, callbacks, one by one", partial(publish, singles, BODY, 1, SALES), singles),
             ("paired, pipelined", partial(send_pipelined, factory, many), many),
             ("pika, callbacks, 256 in flight", partial(publish, many, BODY, 256, SALES), many),
         ]
@@ -136,9 +136,9 @@ def fill(away: RabbitMQ, messages: int) -> list[str]:
                 batch = to_batch([BrokeredMessage(BODY) for _ in numbers])
                 parts = [
                     diverted(
-                        batch, SALES, Origin(sender_source(index * SENDERS + one + 1), numbers)
+                        batch, SALES, Origin(sender_source(index * SENDERS + number + 1), numbers)
                     )
-                    for one in range(SENDERS)
+                    for number in range(SENDERS)
                 ]
                 secondary.ask(Send(path, interleaved(parts)), 60)
     return paths

@@ -280,10 +280,10 @@ def drain_here(way: str, partitions: int, backlogs: Sequence[int]) -> None:
     """Bring backlogs home and print what came of each, as JSON."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="."))).resolve()
-        ours = TwinbusPair(stack, folder, partitions, way)
-        print(json.dumps([ours.session_s, ours.warm_up(), ours.pick_up()]), flush=True)
+        twinbus = TwinbusPair(stack, folder, partitions, way)
+        print(json.dumps([twinbus.session_s, twinbus.warm_up(), twinbus.pick_up()]), flush=True)
         for messages in backlogs:
-            print(json.dumps(asdict(ours.drain(messages))), flush=True)
+            print(json.dumps(asdict(twinbus.drain(messages))), flush=True)
 
 
 def drains(
@@ -387,10 +387,10 @@ def main() -> None:
     # The others come when Spark is warm, so that it is not the growth of that which is seen.
     wanted = [messages, *(() if quick else BACKLOGS)]
     (session_s, cold_s, pick_up_s), drained = drains(CORES, list(dict.fromkeys(wanted)))
-    ours = drained[messages]
+    twinbus = drained[messages]
     print(f"{'messages of 1 KB home, out of 10 queues':<64} {'messages/s':>12} {'others':>8}")
     name = f"Twinbus syphon, Spark on {CORES} cores, of {messages:,}"
-    print(f"{name:<64} {ours.rate:>12,.0f} {ours.others:>8.0%}", flush=True)
+    print(f"{name:<64} {twinbus.rate:>12,.0f} {twinbus.others:>8.0%}", flush=True)
     rows = drains(CORES, [messages], ROWS)[1][messages]
     name = f"the same with messages in Spark's rows, of {messages:,}"
     print(f"{name:<64} {rows.rate:>12,.0f} {rows.others:>8.0%}", flush=True)
@@ -401,9 +401,9 @@ def main() -> None:
     shovel, sources = measure_peers([(Shovel(), shovelled), (Sources(), messages)])
     print(
         f"\nnot counted: Spark's start {session_s:.1f} s, its first {WARM_UP[0]:,} messages "
-        f"{cold_s:.1f} s, a query's start {ours.starting_s:.1f} s"
+        f"{cold_s:.1f} s, a query's start {twinbus.starting_s:.1f} s"
     )
-    show_shares(ours, disk_seconds(messages))
+    show_shares(twinbus, disk_seconds(messages))
     if not quick:
         show_growth("backlog", [(size, drained[size]) for size in BACKLOGS])
         size = PARTITION_MESSAGES
@@ -412,11 +412,11 @@ def main() -> None:
     title = "a message out of an idle backlog is home, seconds"
     report.add(title, pick_up_s, PICK_UP_GOAL_S, at_most=True)
     if sources is not None:
-        part = ours.rate / sources
+        part = twinbus.rate / sources
         print(f"\npart of the rate of NATS: {part:.2f} ({'near' if part >= NEAR else 'not near'})")
     if shovel is not None:
         print(f"from a secondary at sb://, part of the rate of Shovel: {locked.rate / shovel:.2f}")
-        report.add("messages home, times RabbitMQ Shovel", ours.rate / shovel, 5)
+        report.add("messages home, times RabbitMQ Shovel", twinbus.rate / shovel, 5)
     report.finish()
 
 

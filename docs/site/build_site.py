@@ -157,11 +157,11 @@ def site_text(page: SitePage, targets: dict[Path, str]) -> str:
 
 
 def _relinked(text: str, page: SitePage, targets: dict[Path, str]) -> str:
-    whole = SHORT_CODE.sub(_whole, text)
-    return LINK.sub(lambda link: link[1] + resolve(page, link[2], targets) + link[3], whole)
+    unbroken = SHORT_CODE.sub(_keep_on_a_line, text)
+    return LINK.sub(lambda link: link[1] + resolve(page, link[2], targets) + link[3], unbroken)
 
 
-def _whole(code: re.Match[str]) -> str:
+def _keep_on_a_line(code: re.Match[str]) -> str:
     """Return code with a mark for the style sheet, if a line of a phone has room for it."""
     return code[0] + ("{ .whole }" if len(code[1]) <= SHORT_CODE_LENGTH else "")
 

@@ -81,7 +81,7 @@ class LedgerKind(Enum):
 SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
     LedgerKind.OPERATIONS: pa.schema(
         [
-            ("bucket", _MOMENT),  # when the time it was counted over began
+            ("bucket", _MOMENT),  # when the period of the counts began
             ("path", pa.string()),  # of the entity; empty if there is none
             ("operation", pa.string()),
             ("purpose", pa.string()),  # see protocol.operations.Purpose
@@ -142,7 +142,7 @@ class LedgerSettings:
     bucket: timedelta = LEDGER_BUCKET  # operations within this time are counted together
     roll_interval: timedelta = LEDGER_ROLL_INTERVAL  # how often a file is written
     retention: timedelta = LEDGER_RETENTION  # days older than this are deleted
-    max_bytes: int = LEDGER_BYTES  # of all files; beyond, the oldest are deleted
+    max_bytes: int = LEDGER_BYTES  # of all files; above it, the oldest are deleted
 
     def __post_init__(self) -> None:
         second, day = timedelta(seconds=1), timedelta(days=1)

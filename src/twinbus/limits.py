@@ -50,7 +50,7 @@ MAX_SQL_DEPTH: Final = 32  # nesting of brackets and operators: Python's stack h
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
 MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins: + doubles it
 MAX_WILDCARDS: Final = 16  # of a LIKE pattern; matching time grows with each wildcard
-LIKE_OPERATORS: Final = 10  # that one LIKE counts as: it reads every character of a text
+LIKE_OPERATORS: Final = 10  # the weight of one LIKE: it reads every character of a text
 MAX_RULE_OPERATORS: Final = 200  # of one filter or action: that of 18 LIKEs
 MAX_SUBSCRIPTION_OPERATORS: Final = 1000  # of all its rules: each is evaluated for every message
 MAX_TOPIC_OPERATORS: Final = 10_000  # of all its subscriptions: some 100 ms for one message
@@ -74,7 +74,7 @@ SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whate
 LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
 WORK_MESSAGES: Final = 64  # stored, delivered or settled in the time of an ordinary command
 WORK_BYTES: Final = 8 * 1024  # of delivered messages: read and copied in that time
-WORK_ROWS: Final = 4096  # that a search looks at in that time
+WORK_ROWS: Final = 4096  # the rows that a search reads in that time
 WORK_OPERATORS: Final = 4  # of rules, evaluated for the sends of a turn in that time
 WORK_RULE_BYTES: Final = 128 * 1024  # of messages, times operators: evaluated in that time
 
@@ -169,7 +169,7 @@ TOKEN_RENEWAL: Final = 0.2  # a client signs a new one when this part of its lif
 # Clients
 TRY_TIMEOUT: Final = timedelta(seconds=5)  # of one try of an operation
 DEFAULT_WAIT: Final = timedelta(seconds=60)  # of a receive
-MIN_POLICY_SPAN: Final = timedelta(microseconds=1)  # of a time of a retry policy
+MIN_POLICY_SPAN: Final = timedelta(microseconds=1)  # the shortest time in a retry policy
 MAX_POLICY_SPAN: Final = timedelta(days=365)
 OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
@@ -215,7 +215,7 @@ CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while 
 RUNS_AT_ONCE: Final = 32  # sends to one destination, each of another sender
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
 DESTINATION_BUDGET_S: Final = 5.0  # of sends to a destination in a range: then others go on
-TRIAL_TIMEOUT_S: Final = 2.0  # the same for a destination that failed before
+TRIAL_TIMEOUT_S: Final = 2.0  # of sends to a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
 TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one a single message
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
@@ -248,7 +248,7 @@ LAST_BATCH_S: Final = 30.0  # for the current batch when a syphon stops; ending 
 RATE_WINDOW_US: Final = 10 * SECOND_US  # over which the messages a second are counted
 KEPT_NOTES: Final = 200  # of a planner, until the application logs them
 TASK_TRIES: Final = 4  # by Spark on one machine, as on a cluster: a worker may be killed
-OLDEST_JAVA: Final = 17  # that Spark 4 runs on
+OLDEST_JAVA: Final = 17  # the oldest version that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch has 0.3 s of overhead
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
@@ -316,7 +316,7 @@ TROUBLE_REPEAT_S: Final = 60.0  # after which the same trouble is printed again
 # The wire
 DEFAULT_PORT: Final = 4617  # no well-known service uses it
 ALLOWED_REMEMBERED: Final = 256  # commands and paths that a token was found to allow
-FIRST_WIRE_VERSION: Final = 2  # that servers still understand; 1 went over another transport
+FIRST_WIRE_VERSION: Final = 2  # the oldest that servers accept; 1 had another transport
 WIRE_VERSION: Final = 2
 MAX_GREETING_BYTES: Final = 8 * 1024  # of the first frame of a connection: a token fits twice
 MAX_HEAD_BYTES: Final = 1024 * 1024  # of a client's frame: decoding takes up to 150 times as much
@@ -334,9 +334,7 @@ MAX_REPLY_BYTES: Final = 8 * MAX_KEY_REPLY_BYTES  # of all keys; a tenth is for 
 MAX_KEY_REQUEST_BYTES: Final = 4 * MAX_UNANSWERED_BYTES  # unanswered, of all its connections
 MAX_REQUEST_BYTES: Final = 4 * MAX_KEY_REQUEST_BYTES  # of all keys; a tenth is for keys that manage
 COUNTED_STEP_BYTES: Final = 16 * 1024  # of a connection: its small requests and replies cost no sum
-MIN_READ_BYTES: Final = (
-    256 * 1024
-)  # that a client reads in QUIET_US if there are more: 9 KB a second
+MIN_READ_BYTES: Final = 256 * 1024  # a client must read so much, or all, in QUIET_US: 9 KB a second
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # to present a token; a client needs milliseconds
 MAX_STRANGERS: Final = 256  # connections without a token yet; beyond, the oldest is closed
@@ -354,7 +352,7 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024  # of one socket, before its replies are 
 SNAPSHOT_ENTITIES: Final = 256  # looked at in one go: a few milliseconds
 METRICS_AGE_S: Final = 1.0  # a page of metrics is rendered no more often
 SLOW_TURN_US: Final = 5_000  # a flush in the loop that takes longer moves to a thread
-QUICK_TURN_US: Final = 2_000  # and returns to the loop when flushes take no longer
+QUICK_TURN_US: Final = 2_000  # flushes return to the loop when they take no longer
 LATENCY_BOUNDS_US: Final = (  # of a histogram: a quick sync takes a millisecond, a try 5 seconds
     *(500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000),
     *(1 * SECOND_US, 2_500_000, 5 * SECOND_US, 10 * SECOND_US),
@@ -375,14 +373,14 @@ RELEASE_INTERVAL_US: Final = 60 * SECOND_US  # between releases of free memory, 
 GRACE_S: Final = 2.0  # how long a server that stops waits for clients, and a client for its threads
 
 # AMQP
-AMQP_FRAME_BYTES: Final = 64 * 1024  # that peers may send; as Service Bus
-AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # that are written, also where a peer sets no limit
+AMQP_FRAME_BYTES: Final = 64 * 1024  # the largest that peers may send; as in Service Bus
+AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # the most that we write, whatever a peer allows
 MIN_AMQP_FRAME_BYTES: Final = 512  # every peer must take so much, and SASL frames have no more
 MAX_AMQP_DEPTH: Final = 32  # nesting of lists and maps: Python's stack holds 1000
 MAX_AMQP_ITEMS: Final = 65_536  # of one list, map or array; other implementations take as many
 MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
 MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
-MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # that is decoded: values take up to 60 times as much
+MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # the most that we decode: values take up to 60 times it
 MAX_AMQP_TAG_BYTES: Final = 32  # of a delivery tag, as the specification says
 MAX_AMQP_SESSIONS: Final = 1024  # of one connection; some SDKs begin one for each link
 MAX_AMQP_SESSION_LINKS: Final = 256  # as Service Bus
@@ -390,7 +388,7 @@ MAX_AMQP_LINKS: Final = 2048  # of one connection; each takes some 1 KB
 MAX_AMQP_KEPT_FRAME_BYTES: Final = 16 * 1024  # of an open, begin or attach; its values are kept
 MAX_AMQP_KEPT_BYTES: Final = 2 * 1024 * 1024  # of attaches of one connection
 AMQP_INCOMING_WINDOW: Final = 2048  # transfers that a peer may send before it reads
-AMQP_OUTGOING_WINDOW: Final = 2048  # that our frames name; the window of the peer is what counts
+AMQP_OUTGOING_WINDOW: Final = 2048  # named in our frames; the window of the peer is decisive
 MAX_AMQP_UNSETTLED: Final = 10_000  # deliveries of one session and direction; some 300 bytes each
 MAX_AMQP_PARTIAL_BYTES: Final = 64 * 1024 * 1024  # of unfinished deliveries of one connection
 MAX_TOKEN_MESSAGE_BYTES: Final = 64 * 1024  # of a message to $cbs: tokens have a few KB
@@ -400,14 +398,14 @@ STRANGER_AMQP_BYTES: Final = 128 * 1024  # of its attaches, unfinished deliverie
 MAX_TOKEN_ANSWERS: Final = 100  # of $cbs that wait for credit; clients ask a few tokens at a time
 AMQP_MESSAGE_BYTES: Final = 1024 * 1024  # of one message, where a link sets no other limit
 AMQP_OPEN_US: Final = AUTHENTICATION_US  # for protocol headers, SASL and open
-AMQP_CLOSE_US: Final = 2 * SECOND_US  # that a peer has to answer a close
-AMQP_IDLE_US: Final = 120 * SECOND_US  # that peers may be silent; SDKs send every 30 s at best
+AMQP_CLOSE_US: Final = 2 * SECOND_US  # within which a peer must answer a close
+AMQP_IDLE_US: Final = 120 * SECOND_US  # how long peers may be silent; SDKs send at most every 30 s
 SERVICE_BUS_IDLE_US: Final = 240 * SECOND_US  # announced to SDKs, which send heartbeats late
 SERVICE_BUS_CREDIT: Final = 1000  # sends under way on one link
-SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # that a link takes from the queue at once
-SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of them: what waits until the client reads
+SERVICE_BUS_FETCH_MESSAGES: Final = 1000  # the most that a link takes from the queue at once
+SERVICE_BUS_FETCH_BYTES: Final = 4 * 1024 * 1024  # of these messages, which wait for the client
 DEV_CERTIFICATE_LIFE: Final = timedelta(days=365)  # clients refuse more than 397 days
-CLOCK_SKEW: Final = timedelta(hours=1)  # that a new certificate is valid before it was made
+CLOCK_SKEW: Final = timedelta(hours=1)  # a new certificate is valid from so long before now
 EMULATOR_PORTS: Final = {"port": 5672, "admin_port": 5300}  # of the official emulator
 MAX_ADMINISTRATION_BYTES: Final = 512 * 1024  # of one request: a rule with all its values fits
 ADMINISTRATION_PAGE: Final = 100  # entities of one page of a list, as Service Bus
@@ -426,7 +424,7 @@ AZURE_LINKS: Final = 1024  # senders and receivers of one namespace; each has a 
 AZURE_IDLE_S: Final = 60.0  # after which an unused link is closed; the service closes it at 240 s
 AZURE_SWEEP_S: Final = 15.0  # between two looks for unused links
 AZURE_THREAD_IDLE_S: Final = 30.0  # after which a thread without work ends
-AZURE_RECEIVE_MESSAGES: Final = 1000  # that one receive asks the service for
+AZURE_RECEIVE_MESSAGES: Final = 1000  # the most that one receive requests from the service
 AZURE_MESSAGE_LOCKS: Final = 100_000  # locked messages that are settled on the link they came by
 AZURE_POLL_S: Final = 0.25  # between two checks whether a waiting receive must end
 AZURE_DRAIN_S: Final = 5.0  # for the service to take back credit; the link is closed then

@@ -54,8 +54,8 @@ def carry(pair: Pair, at_most: int = MAX_RECEIVE_MESSAGES, path: str = ORDERS) -
     queue = own_queue(path)
     batch = pair.secondary.inner.ask(Receive(queue, at_most))
     found = restored(batch)
-    for destination, one in zip(found.paths.to_pylist(), to_messages(found.batch), strict=True):
-        pair.primary.inner.ask(Send(destination, [one]))
+    for destination, message in zip(found.paths.to_pylist(), to_messages(found.batch), strict=True):
+        pair.primary.inner.ask(Send(destination, [message]))
     if batch.num_rows:
         tokens = batch.column("lock_token")
         pair.secondary.inner.ask(Settle(queue, tokens, Disposition.COMPLETE))

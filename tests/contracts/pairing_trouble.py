@@ -79,7 +79,7 @@ class RealPair:
     syphon: SyphonStandIn
     events: list[PairingEvent] = field(default_factory=list)
 
-    def heard(self, kind: type[PairingEvent]) -> list[Any]:
+    def announced(self, kind: type[PairingEvent]) -> list[Any]:
         return [event for event in list(self.events) if isinstance(event, kind)]
 
 

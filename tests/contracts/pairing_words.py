@@ -110,8 +110,10 @@ class Tap:
     def sends(self, path: str | None = None) -> list[Send]:
         """Return the sends so far that carry messages of the application."""
         sent = [command for _, command in self.asked if isinstance(command, Send)]
-        meant = [one for one in sent if path is None or one.path.lower() == path.lower()]
-        return [one for one in meant if not is_ping(one)]
+        meant = [
+            command for command in sent if path is None or command.path.lower() == path.lower()
+        ]
+        return [command for command in meant if not is_ping(command)]
 
     def pings(self, path: str | None = None) -> list[tuple[datetime, BrokeredMessage]]:
         """Return the pings so far, and when each was sent."""
@@ -126,14 +128,14 @@ class Tap:
 def sent(command: Command[Any]) -> list[BrokeredMessage]:
     """Return the messages of a send."""
     assert isinstance(command, Send)
-    held = command.messages
-    return list(held) if isinstance(held, list | tuple) else to_messages(held)
+    found = command.messages
+    return list(found) if isinstance(found, list | tuple) else to_messages(found)
 
 
 def is_ping(command: Command[Any]) -> bool:
     if not isinstance(command, Send):
         return False
-    return [one.content_type for one in sent(command)] == [PING_CONTENT_TYPE]
+    return [message.content_type for message in sent(command)] == [PING_CONTENT_TYPE]
 
 
 class _Kept:
@@ -209,8 +211,8 @@ class End:
         }
 
     def close(self) -> None:
-        for one in (self.factory, self.manager, self.root, self.inner):
-            one.close()
+        for part in (self.factory, self.manager, self.root, self.inner):
+            part.close()
 
 
 class SyphonStandIn:
@@ -266,14 +268,14 @@ class Pair:
             self.events.append(event)
             self._changed.notify_all()
 
-    def heard(self, kind: type[PairingEvent]) -> list[Any]:
+    def announced(self, kind: type[PairingEvent]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
     def wait_for(self, kind: type[PairingEvent], count: int = 1) -> Any:
         """Return the event when it has come: a server answers a ping from another thread."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.heard(kind)) >= count, timeout=20)
-        return self.heard(kind)[count - 1]
+            assert self._changed.wait_for(lambda: len(self.announced(kind)) >= count, timeout=20)
+        return self.announced(kind)[count - 1]
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -313,11 +315,13 @@ class Pair:
     # -- what can be seen ----------------------------------------------------------------------
 
     def state(self, path: str = ORDERS) -> HealthState:
-        found = [one.state for one in self.pairing.status() if one.path.lower() == path.lower()]
+        found = [
+            status.state for status in self.pairing.status() if status.path.lower() == path.lower()
+        ]
         assert len(found) <= 1
         return found[0] if found else HealthState.HEALTHY
 
-    def held(self) -> list[list[BrokeredMessage]]:
+    def backlog_by_queue(self) -> list[list[BrokeredMessage]]:
         """Return what each backlog queue of the primary holds."""
         return [
             self.secondary.peek(queue.path)
@@ -327,7 +331,7 @@ class Pair:
 
     def backlog(self) -> list[BrokeredMessage]:
         """Return all diverted messages as they are."""
-        return [one for held in self.held() for one in held]
+        return [message for queue in self.backlog_by_queue() for message in queue]
 
     def diverted(self) -> list[str]:
         return bodies(self.backlog())
@@ -412,8 +416,8 @@ def columns(*texts: str) -> Any:
     return to_batch(messages(*texts))
 
 
-def bodies(held: list[BrokeredMessage]) -> list[str]:
-    return [one.body.decode() for one in held]
+def bodies(found: list[BrokeredMessage]) -> list[str]:
+    return [message.body.decode() for message in found]
 
 
 TICK = timedelta(microseconds=1)
@@ -436,14 +440,14 @@ def pipelined(sender: MessageSender, *texts: str) -> None:
 def send_pipelined(sender: MessageSender, *sent: BrokeredMessage) -> None:
     """Send without waiting, then wait; raise the first error."""
     with sender.pipelined() as pipeline:
-        futures = [pipeline.send(one) for one in sent]
+        futures = [pipeline.send(message) for message in sent]
     for future in futures:
         future.result(timeout=0)
 
 
 def one_by_one(sender: MessageSender, *texts: str) -> None:
-    for one in messages(*texts):
-        sender.send(one)
+    for message in messages(*texts):
+        sender.send(message)
 
 
 FORMS: dict[str, Callable[[MessageSender], None]] = {
@@ -461,7 +465,7 @@ def sized(size: int) -> BrokeredMessage:
     return BrokeredMessage(body=bytes(size - empty.size), message_id="id")
 
 
-def held_up(pair: Pair) -> threading.Event:
+def delayed(pair: Pair) -> threading.Event:
     """Hold the next send of the primary factory up until the event is set."""
     go_on = threading.Event()
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 import twinbus
+from tests.inside import blocking_client
 from tests.namespaces import address_of, door_of
+from tests.waiting import until_async
 from twinbus import (
     BrokeredMessage,
     Claim,
@@ -99,20 +101,11 @@ async def opened(connection: str) -> AsyncIterator[World]:
         yield World(connection, manager, factory)
 
 
-async def until(is_so: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Wait a little for something to become so."""
-    for _ in range(200):
-        if await is_so():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not become so")
-
-
 class BlockedCall:
     """A blocking method that has done its work, and returns when it is let go."""
 
     def __init__(self, client: Any, name: str) -> None:
-        blocking = client._blocking  # no other way to end a call between its work and its answer
+        blocking = blocking_client(client)
         self._method = getattr(blocking, name)
         self._may_return = threading.Event()
         self.has_worked = asyncio.Event()
@@ -374,7 +367,7 @@ def test_a_cancelled_receive_takes_no_message_away(within: Test) -> None:
         async def is_there() -> bool:
             return await world.take() == [b"tea"]
 
-        await until(is_there)
+        await until_async(is_there)
 
     within(work)
 
@@ -388,7 +381,7 @@ def test_a_cancelled_receive_gives_back_what_was_on_the_way(
         queue = world.queue(options)
         found = BlockedCall(queue, "receive_batch")
         await found.cancelled(queue.receive_batch(2, SOON))
-        await until(lambda: is_back(world, [b"tea", b"coffee"], 0))
+        await until_async(lambda: is_back(world, [b"tea", b"coffee"], 0))
 
     within(work)
 
@@ -412,7 +405,7 @@ def test_a_cancelled_receive_of_deferred_messages_gives_them_back(within: Test) 
                 return await world.take() == [b"tea"]
             return again.body == b"tea"
 
-        await until(is_available)
+        await until_async(is_available)
 
     within(work)
 

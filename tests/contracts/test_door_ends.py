@@ -24,6 +24,7 @@ from tests.contracts.doorway import (
     opened,
     refused,
 )
+from tests.inside import socket_of_client
 from tests.namespaces import ROOT
 from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory, RetryPolicy, TransientError
@@ -46,11 +47,7 @@ IMPATIENT = RetryPolicy(
 
 def hang_up(client: ServerNamespace) -> None:
     """Break the connection as a client does that dies."""
-    # a client that dies closes nothing by itself
-    link = client._link
-    assert link is not None
-    assert link._socket is not None
-    link._socket.shutdown(socket.SHUT_RDWR)
+    socket_of_client(client).shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("leave", [ServerNamespace.close, hang_up])

@@ -21,7 +21,7 @@ from tests.contracts.pairing_words import (
     Pair,
     backlog,
     bodies,
-    held_up,
+    delayed,
     message,
     pipelined,
     send_pipelined,
@@ -48,7 +48,7 @@ forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
 def queue_of(pair: Pair, text: str) -> int:
-    (index,) = [at for at, held in enumerate(pair.held()) if text in bodies(held)]
+    (index,) = [at for at, queue in enumerate(pair.backlog_by_queue()) if text in bodies(queue)]
     return index
 
 
@@ -59,7 +59,7 @@ def test_a_client_picks_a_backlog_queue_and_stays_with_it(pair: Pair, kind: str)
     client = getattr(pair.primary.factory, kind)(ORDERS)
     for number in range(20):
         client.send(message(str(number)))
-    (used,) = [bodies(held) for held in pair.held() if held]
+    (used,) = [bodies(queue) for queue in pair.backlog_by_queue() if queue]
     assert used == [str(number) for number in range(20)]
 
 
@@ -71,13 +71,13 @@ def test_a_client_stays_with_its_queue_in_the_next_outage(local: Pair) -> None:
         client.send(message(str(outage)))
         local.heal()
         local.pairing.mark_path_healthy(ORDERS)
-    assert len([held for held in local.held() if held]) == 1
+    assert len([queue for queue in local.backlog_by_queue() if queue]) == 1
 
 
 def test_clients_pick_their_backlog_queues_at_random(local: Pair) -> None:
     local.begin(backlog_queue_count=4, failover_interval=AT_ONCE)
     local.fail_over(ORDERS, *[str(number) for number in range(80)])
-    assert all(5 <= len(held) <= 40 for held in local.held())
+    assert all(5 <= len(queue) <= 40 for queue in local.backlog_by_queue())
 
 
 def test_a_pipelined_sender_keeps_to_the_queue_of_its_client(local: Pair) -> None:
@@ -86,7 +86,7 @@ def test_a_pipelined_sender_keeps_to_the_queue_of_its_client(local: Pair) -> Non
     client = local.sender()
     client.send(message("one"))
     pipelined(client, "two", "three")
-    (used,) = [bodies(held) for held in local.held() if held]
+    (used,) = [bodies(queue) for queue in local.backlog_by_queue() if queue]
     assert used == ["one", "two", "three"]
 
 
@@ -103,7 +103,7 @@ def test_if_a_send_to_its_queue_fails_the_client_picks_another(pair: Pair, fault
     client.send(message("b"))
     assert queue_of(pair, "b") == 1 - chosen
     assert pair.in_rotation()[chosen] is False
-    (pulled,) = pair.heard(BacklogQueuePulled)
+    (pulled,) = pair.announced(BacklogQueuePulled)
     assert pulled.queue == backlog(chosen)
 
 
@@ -115,7 +115,7 @@ def test_a_queue_that_failed_leaves_the_rotation_for_all_senders(pair: Pair) -> 
     for client in clients:
         client.send(message("m"))
     assert len(pair.secondary.tap.sends(backlog(0))) == 1
-    assert [len(held) for held in pair.held()] == [0, 10]
+    assert [len(queue) for queue in pair.backlog_by_queue()] == [0, 10]
 
 
 def test_clients_that_had_the_failed_queue_leave_it_untried(pair: Pair) -> None:
@@ -129,7 +129,7 @@ def test_clients_that_had_the_failed_queue_leave_it_untried(pair: Pair) -> None:
     for client in clients:
         client.send(message("after"))
     assert len(pair.secondary.tap.sends(backlog(0))) == tried + 1
-    assert bodies(pair.held()[1]).count("after") == 12
+    assert bodies(pair.backlog_by_queue()[1]).count("after") == 12
 
 
 def test_a_backlog_queue_that_was_deleted_is_left_for_another(pair: Pair) -> None:
@@ -169,7 +169,7 @@ def test_a_queue_returns_to_the_rotation_after_one_ping_interval(pair: Pair) -> 
     assert pair.in_rotation() == [True]
     pair.send("b")
     assert sorted(pair.diverted()) == ["a", "b"]
-    (back,) = pair.heard(BacklogQueueBack)
+    (back,) = pair.announced(BacklogQueueBack)
     assert (back.queue, back.at) == (backlog(0), pair.clock.now())
 
 
@@ -181,7 +181,7 @@ def test_a_queue_that_fails_again_after_its_return_leaves_again(pair: Pair) -> N
         with pytest.raises(BacklogUnavailableError):
             pair.send()
         pair.pass_time(MINUTE)
-    assert len(pair.heard(BacklogQueuePulled)) == 3
+    assert len(pair.announced(BacklogQueuePulled)) == 3
 
 
 def test_when_no_queue_is_left_the_send_fails_with_both_causes(pair: Pair) -> None:
@@ -303,15 +303,15 @@ def test_a_diverted_message_carries_its_aliases_with_their_types(pair: Pair) -> 
     pair.break_down()
     original = full_message(pair)
     pair.sender("Orders").send(original)
-    held = only(pair).application_properties
+    diverted = only(pair).application_properties
     expected = {
         "x-ms-sessionid": original.session_id,
         "x-ms-timetolive": original.time_to_live,
         "x-ms-scheduledenqueuetimeutc": original.scheduled_enqueue_time_utc,
         "x-ms-path": "Orders",
     }
-    assert {name: held[name] for name in expected} == expected
-    assert [type(held[name]) for name in expected] == [str, timedelta, datetime, str]
+    assert {name: diverted[name] for name in expected} == expected
+    assert [type(diverted[name]) for name in expected] == [str, timedelta, datetime, str]
 
 
 def test_the_originals_are_cleared(pair: Pair) -> None:
@@ -352,7 +352,7 @@ def test_a_plain_message_gets_nothing_but_its_path(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over(ORDERS, "first")
     pair.send("plain", application_properties={"own": 1})
-    (plain,) = [one for one in pair.backlog() if one.body == b"plain"]
+    (plain,) = [message for message in pair.backlog() if message.body == b"plain"]
     properties = dict(plain.application_properties)
     if Capability.RANGES not in pair.secondary.inner.capabilities:
         assert properties.pop(SENDER)  # there every diverted message carries its sender's number
@@ -390,9 +390,9 @@ def test_messages_for_many_entities_share_one_queue(pair: Pair) -> None:
     pair.begin(backlog_queue_count=1, failover_interval=AT_ONCE)
     for path in (ORDERS, INVOICES, SESSIONS, NEWS):
         pair.fail_over(path, path)
-    (held,) = pair.held()
-    assert [one.application_properties["x-ms-path"] for one in held] == bodies(held)
-    assert bodies(held) == [ORDERS, INVOICES, SESSIONS, NEWS]
+    (diverted,) = pair.backlog_by_queue()
+    assert [message.application_properties["x-ms-path"] for message in diverted] == bodies(diverted)
+    assert bodies(diverted) == [ORDERS, INVOICES, SESSIONS, NEWS]
 
 
 @forms
@@ -405,7 +405,7 @@ def test_a_diverted_message_comes_home_as_it_was_sent(
     form(pair.sender())
     pair.bring_home()
     assert bodies(pair.primary.peek()) == ["a", "b"]
-    assert all(one.application_properties == {} for one in pair.primary.peek())
+    assert all(message.application_properties == {} for message in pair.primary.peek())
     assert pair.diverted() == []
 
 
@@ -483,7 +483,7 @@ def test_head_room_is_not_asked_for_on_healthy_sends_by_default(pair: Pair) -> N
 
 def test_of_pipelined_messages_only_the_one_without_head_room_fails_the_check(pair: Pair) -> None:
     pair.begin(check_head_room=True)
-    go_on = held_up(pair)
+    go_on = delayed(pair)
     with pair.sender().pipelined() as pipeline:
         sent = [pipeline.send(message("first"))]
         sent += [pipeline.send(message("a")), pipeline.send(sized(MAX_MESSAGE_BYTES))]
@@ -494,16 +494,16 @@ def test_of_pipelined_messages_only_the_one_without_head_room_fails_the_check(pa
     assert pair.primary.take() == ["first", "a", "b"]
 
 
-ONE: dict[str, Callable[[MessageSender, BrokeredMessage], object]] = {
-    "single": lambda sender, one: sender.send(one),
-    "batch": lambda sender, one: sender.send_batch([message("small"), one]),
-    "columns": lambda sender, one: sender.send_batch(to_batch([message("small"), one])),
-    "scheduled": lambda sender, one: sender.schedule(one, datetime(2031, 1, 1, tzinfo=UTC)),
+FORMS_OF_A_SEND: dict[str, Callable[[MessageSender, BrokeredMessage], object]] = {
+    "single": lambda sender, checked: sender.send(checked),
+    "batch": lambda sender, checked: sender.send_batch([message("small"), checked]),
+    "columns": lambda sender, checked: sender.send_batch(to_batch([message("small"), checked])),
+    "scheduled": lambda sender, checked: sender.schedule(checked, datetime(2031, 1, 1, tzinfo=UTC)),
     "pipelined": send_pipelined,
 }
 
 
-@pytest.mark.parametrize("form", ONE.values(), ids=ONE)
+@pytest.mark.parametrize("form", FORMS_OF_A_SEND.values(), ids=FORMS_OF_A_SEND)
 def test_a_paired_sender_can_be_asked_to_check_head_room_on_healthy_sends_too(
     pair: Pair, form: Callable[[MessageSender, BrokeredMessage], None]
 ) -> None:
@@ -535,13 +535,13 @@ def test_a_message_that_passes_the_check_of_head_room_can_be_diverted(
     local: Pair, fields: dict[str, Any], is_failed_over: bool
 ) -> None:
     local.begin(check_head_room=True, failover_interval=AT_ONCE)
-    one = largest(local, fields)
-    assert MAX_MESSAGE_BYTES - 300 < one.size < MAX_MESSAGE_BYTES
+    largest_message = largest(local, fields)
+    assert MAX_MESSAGE_BYTES - 300 < largest_message.size < MAX_MESSAGE_BYTES
     local.break_down()
     if is_failed_over:
         local.send("first")
-    local.sender().send(one)
-    assert one.body in [held.body for held in local.backlog()]
+    local.sender().send(largest_message)
+    assert largest_message.body in [diverted.body for diverted in local.backlog()]
 
 
 def test_a_name_that_could_not_be_diverted_is_found_by_the_check_too(local: Pair) -> None:

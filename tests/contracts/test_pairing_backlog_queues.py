@@ -66,7 +66,7 @@ def test_backlog_queues_are_named_after_the_primary_and_an_index(local: Pair, co
     local.begin(backlog_queue_count=count)
     expected = {f"contoso/x-servicebus-transfer/{index}" for index in range(count)}
     assert set(backlog_paths(local)) == expected
-    assert {one.path for one in local.pairing.backlog_queues()} == expected
+    assert {queue.path for queue in local.pairing.backlog_queues()} == expected
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_two_factories_of_one_primary_share_the_queues(local: Pair) -> None:
     made = len(creations(local.secondary))
     other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
     pairing = other.pair_namespace(local.options(backlog_queue_count=2))
-    assert [one.path for one in pairing.backlog_queues()] == [backlog(0), backlog(1)]
+    assert [queue.path for queue in pairing.backlog_queues()] == [backlog(0), backlog(1)]
     assert len(creations(local.secondary)) == made
 
 
@@ -165,7 +165,7 @@ def test_extra_queues_are_left_alone_and_unused(pair: Pair) -> None:
     pair.fail_over(ORDERS, *[str(number) for number in range(20)])
     assert pair.secondary.peek(backlog(2)) == []
     assert pair.secondary.root.get_queue(backlog(2)) == extra
-    assert [one.path for one in pair.pairing.backlog_queues()] == [backlog(0), backlog(1)]
+    assert [queue.path for queue in pair.pairing.backlog_queues()] == [backlog(0), backlog(1)]
 
 
 def test_a_queue_that_is_switched_off_does_not_keep_the_pairing_from_using_the_others(
@@ -184,14 +184,14 @@ def test_a_topic_of_that_name_is_no_backlog_queue(pair: Pair) -> None:
     texts = [str(number) for number in range(10)]
     pair.fail_over(ORDERS, *texts)
     assert sorted(pair.diverted()) == sorted(texts)
-    assert [one.path for one in pair.pairing.backlog_queues()] == [backlog(1)]
+    assert [queue.path for queue in pair.pairing.backlog_queues()] == [backlog(1)]
 
 
 def test_a_queue_that_requires_sessions_takes_no_diverted_messages(local: Pair) -> None:
     local.secondary.root.create_queue(QueueDescription(path=backlog(0), requires_session=True))
     options = local.options(backlog_queue_count=2)
     pairing = local.primary.factory.pair_namespace(options)
-    assert [one.path for one in pairing.backlog_queues()] == [backlog(1)]
+    assert [queue.path for queue in pairing.backlog_queues()] == [backlog(1)]
     assert options.backlog_queue_count == 1
 
 
@@ -244,7 +244,7 @@ def test_an_authorization_error_at_a_later_try_ends_the_pairing_too(local: Pair)
 def test_if_some_could_not_be_made_the_pairing_goes_on_with_those_available(pair: Pair) -> None:
     refuse_to_make(pair.secondary.manager_tap, REFUSED, 1)
     pair.begin(backlog_queue_count=3, failover_interval=AT_ONCE)
-    assert [one.path for one in pair.pairing.backlog_queues()] == [backlog(0), backlog(2)]
+    assert [queue.path for queue in pair.pairing.backlog_queues()] == [backlog(0), backlog(2)]
     texts = [str(number) for number in range(12)]
     pair.fail_over(ORDERS, *texts)
     assert sorted(pair.diverted()) == sorted(texts)
@@ -280,7 +280,7 @@ def test_a_queue_that_another_process_makes_meanwhile_is_used(local: Pair) -> No
 
 def test_pairing_leaves_nothing_in_the_queues(pair: Pair) -> None:
     pair.begin(backlog_queue_count=2)
-    assert pair.held() == [[], []]
+    assert pair.backlog_by_queue() == [[], []]
     for index in (0, 1):
         found = pair.secondary.root.get_runtime_properties(backlog(index))
         assert (found.active_message_count, found.size_in_bytes) == (0, 0)
@@ -310,6 +310,6 @@ def test_missing_backlog_queues_are_counted_and_reported(
     pair.pairing = pair.primary.factory.pair_namespace(options)
     assert options.backlog_queue_count == 1
     pair.pairing.on_event(pair.hear)
-    (event,) = pair.heard(BacklogIncomplete)
+    (event,) = pair.announced(BacklogIncomplete)
     assert (event.queues, event.wanted, "no room" in event.cause) == (1, 3, True)
     assert "BacklogIncomplete" in caplog.text

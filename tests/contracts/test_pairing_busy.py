@@ -50,7 +50,7 @@ def test_a_busy_secondary_is_waited_for_and_loses_no_queue(
     local.send("patient")
     assert sorted(local.diverted()) == ["first", "patient"]
     assert timedelta(seconds=10) <= local.clock.now() - began < timedelta(seconds=11)
-    assert (local.in_rotation(), local.heard(BacklogQueuePulled)) == ([True] * queues, [])
+    assert (local.in_rotation(), local.announced(BacklogQueuePulled)) == ([True] * queues, [])
 
 
 @pytest.mark.parametrize("queues", [1, FEW_QUEUES, MANY_QUEUES])
@@ -64,7 +64,7 @@ def test_without_time_to_wait_for_a_busy_secondary_the_error_names_both_causes_a
         local.send("hasty")
     assert isinstance(caught.value.backlog_cause, ServerBusyError)
     assert isinstance(caught.value.primary_cause, MessagingError)
-    assert (local.in_rotation(), local.heard(BacklogQueuePulled)) == ([True] * queues, [])
+    assert (local.in_rotation(), local.announced(BacklogQueuePulled)) == ([True] * queues, [])
     local.pass_time(seconds=10)
     local.send("later")
     assert sorted(local.diverted()) == ["first", "later"]
@@ -87,7 +87,7 @@ def test_a_client_keeps_its_queue_while_the_secondary_is_busy(local: Pair) -> No
     sender.send(message("a"))
     local.secondary.faults.inject(Fault.SERVER_BUSY, times=1)
     sender.send(message("b"))
-    assert ["a", "b"] in [bodies(one)[-2:] for one in local.held()]
+    assert ["a", "b"] in [bodies(queue)[-2:] for queue in local.backlog_by_queue()]
 
 
 # -- a primary whose gate is closed ----------------------------------------------------------------
@@ -106,12 +106,12 @@ def test_a_queue_comes_back_on_time_while_the_primarys_gate_is_closed(local: Pai
     close_the_gate(local)
     local.secondary.faults.inject(Fault.UNAVAILABLE, backlog(0))
     local.send(*"abcdefgh")
-    (pulled,) = local.heard(BacklogQueuePulled)
+    (pulled,) = local.announced(BacklogQueuePulled)
     assert next_tick_us(local.pairing) == local.pairing.next_due_us
     assert next_tick_us(local.pairing) <= local.clock.now_us() + SECOND_US
     for _ in range(10):
         local.pass_time(seconds=0.2)
-    (back,) = local.heard(BacklogQueueBack)
+    (back,) = local.announced(BacklogQueueBack)
     assert back.at - pulled.at == SECOND
 
 
@@ -139,7 +139,7 @@ def test_an_entity_fails_over_on_time_while_the_primarys_gate_is_closed(local: P
     local.pass_time(SECOND)
     assert next_tick_us(local.pairing) == local.clock.now_us() + 2 * SECOND_US
     local.pass_time(seconds=2)
-    assert local.heard(FailedOver)[0].at == began + timedelta(seconds=3)
+    assert local.announced(FailedOver)[0].at == began + timedelta(seconds=3)
 
 
 def test_a_partner_is_faulted_on_time_while_the_primarys_gate_is_closed(local: Pair) -> None:

@@ -35,37 +35,37 @@ class Ends:
     """A pair whose secondary lacks everything but management, and the whole secondary behind it."""
 
     pair: Pair
-    whole: End
+    complete: End
 
 
 @pytest.fixture
 def ends(local: Pair) -> Iterator[Ends]:
-    whole = local.secondary
+    complete = local.secondary
 
     def connect() -> LimitedNamespace:
-        return LimitedNamespace(whole.connect(), BARE)
+        return LimitedNamespace(complete.connect(), BARE)
 
     with closing(End(SECONDARY, local.clock, connect)) as limited:
-        yield Ends(Pair(local.clock, local.primary, limited), whole)
+        yield Ends(Pair(local.clock, local.primary, limited), complete)
 
 
 def test_pairing_makes_the_missing_queues_of_a_secondary_that_cannot_list_them(ends: Ends) -> None:
-    ends.whole.root.create_queue(QueueDescription(path=backlog(1), max_size_in_megabytes=1024))
+    ends.complete.root.create_queue(QueueDescription(path=backlog(1), max_size_in_megabytes=1024))
     ends.pair.begin(backlog_queue_count=3)
-    sizes = [ends.whole.root.get_queue(backlog(at)).max_size_in_megabytes for at in range(3)]
+    sizes = [ends.complete.root.get_queue(backlog(at)).max_size_in_megabytes for at in range(3)]
     assert sizes == [5120, 1024, 5120]
 
 
 def test_another_primarys_queue_is_refused_there_as_well(ends: Ends) -> None:
     metadata = "twinbus-primary Name=contoso;Address=contoso.us.example:1;NamespaceId=another"
-    ends.whole.root.create_queue(QueueDescription(path=backlog(0), user_metadata=metadata))
+    ends.complete.root.create_queue(QueueDescription(path=backlog(0), user_metadata=metadata))
     with pytest.raises(InvalidOperationError, match="another"):
         ends.pair.begin()
 
 
 def test_extra_queues_are_found_up_to_the_first_gap_without_a_list(ends: Ends) -> None:
     for index in (0, 1, 2, 3, 5):
-        ends.whole.root.create_queue(backlog(index))
+        ends.complete.root.create_queue(backlog(index))
     identity = ends.pair.begin(backlog_queue_count=2).identity
     found = find_backlog_queues(ends.pair.secondary.manager, identity, 2)
     assert list(found.paths) == [0, 1]
@@ -77,8 +77,8 @@ def test_every_diverted_message_is_numbered_where_the_secondary_does_not_number_
 ) -> None:
     ends.pair.begin(failover_interval=AT_ONCE, backlog_queue_count=1)
     ends.pair.fail_over(ORDERS, "tried", "diverted at once")
-    for held in ends.whole.peek(backlog(0)):
-        assert {SENDER, NUMBER} <= set(held.application_properties)
+    for diverted in ends.complete.peek(backlog(0)):
+        assert {SENDER, NUMBER} <= set(diverted.application_properties)
 
 
 def test_a_diverted_schedule_that_cannot_be_removed_says_what_is_missing(ends: Ends) -> None:
@@ -90,7 +90,7 @@ def test_a_diverted_schedule_that_cannot_be_removed_says_what_is_missing(ends: E
     with pytest.raises(UnsupportedCapabilityError, match="brought it home") as caught:
         sender.cancel_scheduled(number)
     assert caught.value.capability == Capability.RANGES.name
-    assert bodies(ends.whole.peek(backlog(0))) == ["later"]
+    assert bodies(ends.complete.peek(backlog(0))) == ["later"]
 
 
 def test_a_diverted_schedule_is_cancelled_at_the_primary_once_it_is_home(ends: Ends) -> None:
@@ -99,9 +99,9 @@ def test_a_diverted_schedule_is_cancelled_at_the_primary_once_it_is_home(ends: E
     sender = ends.pair.sender()
     (number,) = sender.schedule(message("later"), ends.pair.clock.now() + HOUR)
     ends.pair.heal()
-    whole = Pair(ends.pair.clock, ends.pair.primary, ends.whole)
-    whole.pairing = ends.pair.pairing
-    whole.bring_home()
+    complete = Pair(ends.pair.clock, ends.pair.primary, ends.complete)
+    complete.pairing = ends.pair.pairing
+    complete.bring_home()
     sender.cancel_scheduled(number)
     ends.pair.pass_time(HOUR)
     assert ends.pair.primary.take() == []
@@ -129,4 +129,4 @@ def test_a_command_that_the_primary_cannot_execute_is_refused_while_its_sends_ar
         pair.sender().send(message("plain"))
         with pytest.raises(UnsupportedCapabilityError, match="the primary does not support"):
             pair.sender().send(message("special", **fields))
-        assert [bodies(queue) for queue in pair.held() if queue] == [["plain"]]
+        assert [bodies(queue) for queue in pair.backlog_by_queue() if queue] == [["plain"]]

@@ -74,7 +74,7 @@ def test_a_clock_set_back_during_a_cool_down_delays_the_queue_by_one_interval_at
     assert pair.in_rotation() == [False]
     pair.pass_time(MINUTE)
     assert pair.in_rotation() == [True]
-    assert len(pair.heard(BacklogQueueBack)) == 1
+    assert len(pair.announced(BacklogQueueBack)) == 1
 
 
 @pytest.mark.parametrize("hours", [-1, 1, 24 * 365])

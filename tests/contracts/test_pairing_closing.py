@@ -49,7 +49,7 @@ def test_closing_the_primary_factory_stops_the_failover_timer(pair: Pair) -> Non
         pair.send()
     pair.primary.factory.close()
     pair.pass_time(hours=1)
-    assert pair.heard(FailedOver) == []
+    assert pair.announced(FailedOver) == []
 
 
 def test_closing_the_primary_factory_closes_the_secondary(pair: Pair) -> None:
@@ -149,7 +149,9 @@ def test_closing_a_pairing_on_real_time_logs_no_error_and_leaves_no_thread(
         pair.primary.close()
         assert (pair.primary.state, pair.secondary.state) == (CLOSED, CLOSED)
     assert errors_logged(caplog) == []
-    assert not [one for one in threading.enumerate() if one.name.startswith("twinbus-pairing")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("twinbus-pairing")
+    ]
 
 
 def test_a_watcher_of_the_secondary_may_close_the_primary(
@@ -167,8 +169,8 @@ def test_a_watcher_of_the_secondary_may_close_the_primary(
 def test_connections_are_closed_side_by_side(tmp_path: Path) -> None:
     """Each may wait for a server that hangs, and all of it must not take longer than one."""
     meeting = threading.Barrier(3)
-    with EmbeddedNamespace(tmp_path / "a") as one, EmbeddedNamespace(tmp_path / "b") as two:
-        primary = MessagingFactory(TogetherClosing(one, meeting), name=PRIMARY)
+    with EmbeddedNamespace(tmp_path / "a") as opened, EmbeddedNamespace(tmp_path / "b") as two:
+        primary = MessagingFactory(TogetherClosing(opened, meeting), name=PRIMARY)
         options = SendAvailabilityPairedNamespaceOptions(
             NamespaceManager(TogetherClosing(two, meeting)),
             MessagingFactory(TogetherClosing(two, meeting)),

@@ -157,7 +157,9 @@ def test_on_real_time_a_pairing_that_fails_leaves_no_thread(tmp_path: Path) -> N
         with pytest.raises(NamespaceClosedError):
             primary.pair_namespace(options)
         assert syphon.stops == 1
-        assert [one for one in threading.enumerate() if one.name == "twinbus-pairing"] == []
+        assert [
+            thread for thread in threading.enumerate() if thread.name == "twinbus-pairing"
+        ] == []
 
 
 def test_a_watcher_that_raises_keeps_no_factory_from_closing(local: Pair) -> None:

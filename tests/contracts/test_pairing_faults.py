@@ -226,4 +226,4 @@ def test_on_real_time_a_fault_leaves_no_thread_behind(tmp_path: Path, first: str
         for thread in threading.enumerate():
             if thread.name == "twinbus-pairing":
                 thread.join(60)
-        assert not [one for one in threading.enumerate() if one.name == "twinbus-pairing"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-pairing"]

@@ -67,9 +67,9 @@ def test_a_diverted_batch_is_what_the_primary_did_not_accept(
     local.begin(failover_interval=AT_ONCE)
     accept_in_part(local.primary, ORDERS, (0, 1), fault)
     send(local)
-    (diverted,) = [queue for queue in local.held() if queue]
+    (diverted,) = [queue for queue in local.backlog_by_queue() if queue]
     assert bodies(diverted) == ["c", "d", "e"]
-    assert [one.application_properties[NUMBER] for one in diverted] == [2, 3, 4]
+    assert [message.application_properties[NUMBER] for message in diverted] == [2, 3, 4]
     assert local.primary.take() == ["a", "b"]
 
 
@@ -96,12 +96,12 @@ def test_a_backlog_queue_that_fails_keeps_what_it_accepted(local: Pair) -> None:
     local.break_down()
     sender = local.sender()
     sender.send(message("first"))
-    chosen = next(at for at, queue in enumerate(local.held()) if queue)
+    chosen = next(at for at, queue in enumerate(local.backlog_by_queue()) if queue)
     accept_in_part(local.secondary, backlog(chosen), (0, 1), QuotaExceededError)
     sender.send_batch([message(text) for text in TEXTS])
-    held = [bodies(queue) for queue in local.held()]
-    assert held[chosen] == ["first", "a", "b"]
-    assert held[1 - chosen] == ["c", "d", "e"]
+    diverted_bodies = [bodies(queue) for queue in local.backlog_by_queue()]
+    assert diverted_bodies[chosen] == ["first", "a", "b"]
+    assert diverted_bodies[1 - chosen] == ["c", "d", "e"]
 
 
 def test_an_error_names_the_accepted_rows_of_the_callers_batch(local: Pair) -> None:

@@ -184,12 +184,12 @@ def numbered(numbers: Sequence[int], also: Origin | None = None, name: str = "")
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "one", ManualClock(), threaded=False) as one:
-        one.ask(CreateEntity(QueueDescription(path=ORDERS)))
-        yield one
+    with EmbeddedNamespace(tmp_path / "one", ManualClock(), threaded=False) as opened:
+        opened.ask(CreateEntity(QueueDescription(path=ORDERS)))
+        yield opened
 
 
-def held(namespace: EmbeddedNamespace) -> list[str]:
+def enqueued(namespace: EmbeddedNamespace) -> list[str]:
     return sorted(bodies(to_messages(namespace.ask(Peek(ORDERS, 0, 1000)))))
 
 
@@ -199,7 +199,7 @@ def test_numbers_that_two_sends_of_one_turn_share_are_taken_once(
 ) -> None:
     taken = in_one_turn(namespace, numbered(first), numbered(second))
     assert taken == [[True] * len(first), [number not in first for number in second]]
-    assert held(namespace) == sorted(str(number) for number in {*first, *second})
+    assert enqueued(namespace) == sorted(str(number) for number in {*first, *second})
 
 
 @pytest.mark.parametrize(("first", "second"), NUMBERS, ids=str)
@@ -213,7 +213,7 @@ def test_two_sends_of_one_turn_that_share_numbers_by_another_origin_are_taken_on
         Origin(backlog(0), places, Origin(sender_source(171), first)),
     )
     in_one_turn(namespace, come_home, numbered(second))
-    assert held(namespace) == sorted(str(number) for number in {*first, *second})
+    assert enqueued(namespace) == sorted(str(number) for number in {*first, *second})
 
 
 def test_a_send_of_one_turn_whose_first_was_refused_is_taken(namespace: EmbeddedNamespace) -> None:
@@ -237,17 +237,17 @@ class Watched(BrokeredMessage):
 
 def send_and_forget(pair: Pair, path: str = ORDERS) -> "weakref.ref[Watched]":
     """Send a message that nobody but the library can still hold."""
-    one = Watched(body=b"watched")
+    watched = Watched(body=b"watched")
     with suppress(MessagingError):
-        pair.sender(path).send_batch([one])
+        pair.sender(path).send_batch([watched])
     for end in (pair.primary, pair.secondary):
         end.tap.asked.clear()
-    return weakref.ref(one)
+    return weakref.ref(watched)
 
 
-def is_gone(one: "weakref.ref[Watched]") -> bool:
+def is_gone(reference: "weakref.ref[Watched]") -> bool:
     gc.collect()
-    return one() is None
+    return reference() is None
 
 
 def refuse_at_all(end: End) -> None:
@@ -268,18 +268,18 @@ def refuse_at_all(end: End) -> None:
 def test_a_failure_that_is_kept_keeps_no_message(local: Pair, interval: timedelta) -> None:
     local.begin(failover_interval=interval)
     refuse_at_all(local.primary)
-    one = send_and_forget(local)
+    reference = send_and_forget(local)
     assert local.pairing.status()[0].last_failure
-    assert is_gone(one)
+    assert is_gone(reference)
 
 
 def test_the_cause_of_a_pull_that_is_kept_keeps_no_message(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     refuse_at_all(local.primary)
     refuse_at_all(local.secondary)
-    one = send_and_forget(local)
+    reference = send_and_forget(local)
     assert board_of(local.pairing).cause_of_last_pull is not None
-    assert is_gone(one)
+    assert is_gone(reference)
 
 
 def test_a_kept_failure_says_what_it_said_without_what_led_to_it(local: Pair) -> None:
@@ -297,10 +297,10 @@ def test_remembered_schedules_hold_no_bodies(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     local.fail_over()
     at = local.clock.now() + HOUR
-    one = Watched(body=b"the body of it")
-    numbers = local.sender().schedule(one, at)
-    seen = weakref.ref(one)
-    del one
+    watched = Watched(body=b"the body of it")
+    numbers = local.sender().schedule(watched, at)
+    seen = weakref.ref(watched)
+    del watched
     remembered = remembered_schedules(local.pairing)
     assert len(remembered) == len(numbers) == 1
     assert "the body of it" not in repr(remembered)

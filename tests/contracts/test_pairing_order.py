@@ -26,7 +26,7 @@ from tests.contracts.pairing_words import (
     SESSIONS,
     Pair,
     bodies,
-    held_up,
+    delayed,
     message,
     messages,
 )
@@ -81,7 +81,7 @@ def test_healthy_sends_cost_nothing_more(pair: Pair) -> None:
 def test_pipelined_sends_have_one_batch_in_flight(pair: Pair) -> None:
     """With two, the second may be accepted by a primary that lost the first."""
     begin(pair)
-    go_on = held_up(pair)
+    go_on = delayed(pair)
     with pair.sender().pipelined() as pipeline:
         first = pipeline.send(message("a"))
         until(lambda: len(pair.primary.tap.sends()) == 1)
@@ -109,14 +109,14 @@ def test_every_way_to_send_keeps_the_order(pair: Pair, form: str) -> None:
             client.send_batch(new)
         elif form == "pipelined":
             with client.pipelined() as pipeline:
-                for one in new:
-                    pipeline.send(one)
+                for order in new:
+                    pipeline.send(order)
         else:
-            for one in new:
+            for order in new:
                 if form == "scheduled":
-                    client.schedule(one, past)  # due at once
+                    client.schedule(order, past)  # due at once
                 else:
-                    client.send(one)
+                    client.send(order)
 
     send()
     pair.break_down()
@@ -147,7 +147,7 @@ def test_a_session_that_several_clients_send_keeps_its_order(pair: Pair) -> None
     pair.send("6", path=SESSIONS, session_id="s")
     found = pair.primary.peek(SESSIONS)
     assert bodies(found) == list("0123456")
-    assert {one.session_id for one in found} == {"s"}
+    assert {message.session_id for message in found} == {"s"}
 
 
 def test_asyncio_clients_keep_the_order_too(pair: Pair) -> None:
@@ -189,9 +189,9 @@ def test_threads_that_send_through_outages_find_their_messages_in_order(pair: Pa
     def work(number: int) -> None:
         client = pair.sender()
         for at in range(60):
-            one = BrokeredMessage(f"{number}.{at}".encode())
+            order = BrokeredMessage(f"{number}.{at}".encode())
             try:
-                client.send(one)
+                client.send(order)
             except MessagingError:
                 continue
             acknowledged[number].append(f"{number}.{at}")

@@ -71,7 +71,7 @@ def test_a_return_without_diverted_messages_does_not_wait(pair: Pair) -> None:
     pair.heal()
     pair.pass_time(MINUTE)
     pair.wait_for(Returned)
-    assert not pair.heard(ReturnWaits)
+    assert not pair.announced(ReturnWaits)
     assert looks(pair) == 0
 
 
@@ -230,9 +230,9 @@ def test_an_event_says_that_the_return_waits_and_another_that_it_is_over(pair: P
     begin(pair)
     pair.fail_over(ORDERS, "a")
     come_back(pair)
-    [waits] = pair.heard(ReturnWaits)
+    [waits] = pair.announced(ReturnWaits)
     assert (waits.path, waits.queue) == (ORDERS, own_queue())
-    assert not pair.heard(Returned)
+    assert not pair.announced(Returned)
     carry(pair)
     look(pair)
     returned = pair.wait_for(Returned)
@@ -250,7 +250,7 @@ def test_without_a_syphon_an_event_and_the_status_say_what_is_missing(pair: Pair
     [status] = pair.pairing.status()
     assert (status.state, status.waits_for) == (RETURNING, stuck.cause)
     look(pair)
-    assert len(pair.heard(ReturnWaits)) == 2
+    assert len(pair.announced(ReturnWaits)) == 2
 
 
 def test_a_look_that_fails_is_reported_once_and_made_again(pair: Pair) -> None:
@@ -260,7 +260,7 @@ def test_a_look_that_fails_is_reported_once_and_made_again(pair: Pair) -> None:
     pair.secondary.tap.refuse(MessagingError("no eyes"), Peek)
     look(pair)
     look(pair)
-    assert [event.cause for event in pair.heard(ReturnWaits)[1:]] == [
+    assert [event.cause for event in pair.announced(ReturnWaits)[1:]] == [
         "its backlog queue cannot be browsed (Messaging: no eyes); tried again"
     ]
     pair.secondary.tap.relent()

@@ -39,7 +39,7 @@ def owe(pair: Pair, *paths: str) -> None:
         pair.primary.faults.inject(Fault.UNAVAILABLE, path)
         sender = pair.sender(path)
         sender.cancel_scheduled(sender.schedule(message(path), pair.clock.now() + HOUR))
-    assert [one.path for one in owed(pair)] == list(paths)
+    assert [entry.path for entry in owed(pair)] == list(paths)
 
 
 def owed(pair: Pair) -> list[Any]:
@@ -157,6 +157,6 @@ def test_a_cancellation_that_hangs_holds_up_neither_pings_nor_the_fault_of_a_par
         pair.faults.heal(ORDERS)
         assert primary.hangs.wait(DEADLINE_S)
         pair.faults.heal()
-        until(lambda: INVOICES in [one.path for one in pair.heard(Returned)])
+        until(lambda: INVOICES in [event.path for event in pair.announced(Returned)])
         pair.secondary.close()
         until(lambda: pair.primary.state is FAULTED)

@@ -159,12 +159,12 @@ def test_a_namespace_is_not_paired_with_itself_by_another_name(
     primary: str, secondary: str
 ) -> None:
     with (
-        MessagingFactory.from_connection_string(f"Endpoint=twinbus://{primary}") as one,
+        MessagingFactory.from_connection_string(f"Endpoint=twinbus://{primary}") as factory,
         MessagingFactory.from_connection_string(f"Endpoint=twinbus://{secondary}") as other,
         NamespaceManager.from_connection_string(f"Endpoint=twinbus://{secondary}") as manager,
         pytest.raises(InvalidArgumentError, match="itself"),
     ):
-        one.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, other))
+        factory.pair_namespace(SendAvailabilityPairedNamespaceOptions(manager, other))
 
 
 def test_a_server_refuses_clients_that_mean_another_namespace(servers: Pair) -> None:

@@ -283,7 +283,7 @@ def test_a_ping_refused_for_a_missing_right_leaves_the_entity_failed_over(pair: 
     for _ in range(3):
         pair.pass_time(MINUTE)
     assert pair.state() is HealthState.FAILED_OVER
-    assert len(pair.heard(PingRefused)) == 1
+    assert len(pair.announced(PingRefused)) == 1
     pair.primary.tap.relent()
     pair.pass_time(MINUTE)
     pair.wait_for(Returned)
@@ -327,4 +327,4 @@ def test_on_real_time_an_entity_returns_by_itself(tmp_path: Path) -> None:
         pair.faults.heal()
         assert is_back.wait(20)
         pair.primary.close()
-        assert not [one for one in threading.enumerate() if one.name == "twinbus-pairing"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "twinbus-pairing"]

@@ -24,7 +24,7 @@ from twinbus.pairing.health import HealthState, Timing
 from twinbus.protocol.commands import Command
 from twinbus.testing import Fault, FaultyNamespace
 
-HELD_S = 0.02  # what waits for a lock is let go on without
+DELAY_S = 0.02  # what waits for a lock is let go on without
 LATER_US = 3600 * SECOND_US
 
 
@@ -37,7 +37,7 @@ def at_look(clock: Clock, nth: int, deed: Callable[[], object]) -> Iterator[None
     def now_us() -> int:
         if next(looks) == nth:
             other.start()
-            other.join(HELD_S)
+            other.join(DELAY_S)
         return real()
 
     clock.now_us = now_us  # type: ignore[method-assign]
@@ -62,7 +62,7 @@ def assert_pings_go_on(pair: Pair) -> None:
     pair.heal()
     pair.pass_time(MINUTE)
     assert pair.state() is HealthState.HEALTHY
-    assert pair.heard(Returned)[-1].by == "ping"
+    assert pair.announced(Returned)[-1].by == "ping"
 
 
 @pytest.mark.parametrize("is_back", [False, True], ids=["down", "back"])
@@ -76,7 +76,7 @@ def test_a_path_marked_at_any_moment_of_a_ping_ends_no_pings(
         local.heal()
     with at_look(local.clock, nth, lambda: local.pairing.mark_path_healthy(ORDERS)):
         local.pass_time(MINUTE)
-    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert_pings_go_on(local)
 
 
@@ -109,7 +109,7 @@ def test_a_path_marked_while_the_answer_of_a_ping_is_taken_in_ends_no_pings(
     with at_look(local.clock, nth, lambda: local.pairing.mark_path_healthy(ORDERS)):
         answer.set_exception(refusal) if refusal else answer.set_result(None)
     silence.end()
-    assert [one for one in caplog.records if one.levelno >= logging.ERROR] == []
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
     assert_pings_go_on(local)
 
 
@@ -141,7 +141,7 @@ def test_pings_answers_failures_and_marks_of_many_threads_leave_the_board_in_ord
     for thread in threads:
         thread.join()
     mark()
-    assert [one.state for one in board.statuses()] == [HealthState.HEALTHY]
+    assert [status.state for status in board.statuses()] == [HealthState.HEALTHY]
 
 
 # -- another thread pulls a queue ------------------------------------------------------------------

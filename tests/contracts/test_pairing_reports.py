@@ -75,11 +75,11 @@ def test_an_observer_may_ask_and_mark_and_send(local: Pair) -> None:
 
 def test_an_observer_that_stopped_gets_no_more_events(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
-    heard: list[object] = []
-    stop = local.pairing.on_event(heard.append)
+    announced: list[object] = []
+    stop = local.pairing.on_event(announced.append)
     stop()
     local.fail_over()
-    assert heard == []
+    assert announced == []
 
 
 def test_the_status_counts_what_happened(pair: Pair) -> None:
@@ -98,7 +98,7 @@ def test_seeded_chance_replays_the_same_choices(tmp_path: Path) -> None:
             pair.secondary.factory.courier.random = Random(3)
             pair.begin(backlog_queue_count=4, failover_interval=AT_ONCE)
             pair.fail_over(ORDERS, *[str(number) for number in range(12)])
-            found.append([bodies(held) for held in pair.held()])
+            found.append([bodies(queue) for queue in pair.backlog_by_queue()])
     assert found[0] == found[1]
 
 

@@ -41,7 +41,7 @@ def test_marking_a_path_that_is_still_down_lets_it_fail_over_again(pair: Pair) -
     pair.pairing.mark_path_healthy(ORDERS)
     pair.send("b")
     assert sorted(pair.diverted()) == ["a", "b"]
-    assert len(pair.heard(FailedOver)) == 2
+    assert len(pair.announced(FailedOver)) == 2
 
 
 def test_marking_a_suspect_path_clears_its_timer(pair: Pair) -> None:

@@ -94,8 +94,8 @@ def test_one_of_several_diverted_messages_is_cancelled_alone(pair: Pair) -> None
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     sender = pair.sender()
-    one, two, three = sender.schedule(messages("1", "2", "3"), pair.clock.now() + HOUR)
-    sender.cancel_scheduled([one, three])
+    first, two, three = sender.schedule(messages("1", "2", "3"), pair.clock.now() + HOUR)
+    sender.cancel_scheduled([first, three])
     assert sorted(pair.diverted()) == ["2", "first"]
     sender.cancel_scheduled(two)
     assert pair.diverted() == ["first"]
@@ -105,11 +105,11 @@ def test_it_can_be_cancelled_after_it_has_gone_home(pair: Pair) -> None:
     pair.begin(failover_interval=AT_ONCE)
     pair.fail_over()
     sender = pair.sender()
-    one, two = sender.schedule(messages("1", "2"), pair.clock.now() + HOUR)
+    first, two = sender.schedule(messages("1", "2"), pair.clock.now() + HOUR)
     pair.bring_home()
     pair.heal()
     pair.pairing.mark_path_healthy(ORDERS)
-    sender.cancel_scheduled(one)
+    sender.cancel_scheduled(first)
     pair.pass_time(HOUR)
     assert sorted(pair.primary.take()) == ["2", "first"]
     with pytest.raises(MessageNotFoundError):
@@ -340,7 +340,9 @@ def test_cancelling_a_diverted_message_survives_a_lost_reply(pair: Pair, lost: i
 
 def lease_backlog(pair: Pair) -> RangeLease:
     """Lease the backlog queue that holds something, as a syphon does."""
-    (queue,) = (one.path for one in pair.pairing.backlog_queues() if pair.secondary.peek(one.path))
+    (queue,) = (
+        queue.path for queue in pair.pairing.backlog_queues() if pair.secondary.peek(queue.path)
+    )
     lease = pair.secondary.inner.ask(
         LeaseRange(queue, "syphon 1", 10, duration=timedelta(seconds=20))
     )

@@ -24,8 +24,8 @@ from tests.contracts.pairing_words import (
     backlog,
     bodies,
     columns,
+    delayed,
     forms,
-    held_up,
     message,
     messages,
     opened,
@@ -81,8 +81,8 @@ def work(pair: Pair) -> None:
     with pytest.raises(EntityNotFoundError):
         pair.sender("nowhere").send(message())
     received = pair.primary.factory.create_queue_client(ORDERS).receive_batch(9, AT_ONCE)
-    for one in received:
-        one.complete()
+    for arrived in received:
+        arrived.complete()
     pair.pass_time(minutes=30)
 
 
@@ -156,7 +156,7 @@ def test_a_failover_needs_no_further_send(pair: Pair) -> None:
     with pytest.raises(MessagingError):
         pair.send()
     pair.pass_time(MINUTE)
-    (event,) = pair.heard(FailedOver)
+    (event,) = pair.announced(FailedOver)
     assert (event.path, event.at) == (ORDERS, pair.clock.now())
     assert "unavailable" in event.cause
 
@@ -172,7 +172,9 @@ def test_messages_of_a_failed_over_entity_go_to_a_backlog_queue(
     pair.pass_time(MINUTE)
     form(pair.sender())
     assert pair.diverted() == ["a", "b"]
-    assert [one.application_properties["x-ms-path"] for one in pair.backlog()] == [ORDERS] * 2
+    assert [message.application_properties["x-ms-path"] for message in pair.backlog()] == [
+        ORDERS
+    ] * 2
 
 
 @forms
@@ -273,7 +275,9 @@ def test_every_kind_of_client_goes_through_the_pairing(pair: Pair) -> None:
     factory.create_message_sender(ORDERS).send(message("sender"))
     factory.create_queue_client(INVOICES).send(message("queue"))
     factory.create_topic_client(NEWS).send(message("topic"))
-    paths = {one.body: one.application_properties["x-ms-path"] for one in pair.backlog()}
+    paths = {
+        message.body: message.application_properties["x-ms-path"] for message in pair.backlog()
+    }
     assert paths == {b"sender": ORDERS, b"queue": INVOICES, b"topic": NEWS}
 
 
@@ -303,7 +307,7 @@ def test_many_threads_lose_and_double_nothing_while_an_entity_fails_over(tmp_pat
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(send_many, range(8)))
         pair.wait_for(FailedOver)
-        assert len(pair.heard(FailedOver)) == 1
+        assert len(pair.announced(FailedOver)) == 1
         found = pair.primary.take() + pair.diverted()
         assert sorted(found) == sorted(f"{w}/{n}" for w in range(8) for n in range(40))
 
@@ -324,7 +328,7 @@ def test_a_disabled_entity_is_diverted_and_the_event_says_why(pair: Pair) -> Non
     pair.primary.root.update_queue(QueueDescription(path=ORDERS, status=EntityStatus.DISABLED))
     pair.send("a")
     assert pair.diverted() == ["a"]
-    (event,) = pair.heard(FailedOver)
+    (event,) = pair.announced(FailedOver)
     assert EntityDisabledError.__name__.removesuffix("Error") in event.cause
     assert "enable it" in event.cause
 
@@ -350,7 +354,7 @@ def test_pipelined_sends_that_are_diverted_one_by_one_after_a_lost_reply_are_hom
     pair: Pair,
 ) -> None:
     pair.begin(failover_interval=AT_ONCE)
-    go_on = held_up(pair)
+    go_on = delayed(pair)
     with pair.sender().pipelined() as pipeline:
         pipeline.send(message("first"))
         pipeline.send(message("a"))
@@ -359,7 +363,7 @@ def test_pipelined_sends_that_are_diverted_one_by_one_after_a_lost_reply_are_hom
         pair.break_down(ORDERS, Fault.REPLY_LOST)
         go_on.set()
     pair.bring_home()
-    found = [one for one in bodies(pair.primary.peek()) if len(one) < 10]
+    found = [body for body in bodies(pair.primary.peek()) if len(body) < 10]
     assert sorted(found) == ["a", "b", "first"]
 
 
@@ -412,8 +416,8 @@ def test_pipelined_sends_keep_their_order_while_failing_over(pair: Pair, at: int
             futures.append(pipeline.send(message(text)))
     assert all(future.exception(timeout=0) is None for future in futures)
     home = pair.primary.take() + pair.primary.take() + pair.primary.take()
-    (held,) = [queue.path for queue in pair.pairing.backlog_queues() if at_all(pair, queue.path)]
-    away = pair.secondary.take(held) + pair.secondary.take(held) + pair.secondary.take(held)
+    (used,) = [queue.path for queue in pair.pairing.backlog_queues() if at_all(pair, queue.path)]
+    away = pair.secondary.take(used) + pair.secondary.take(used) + pair.secondary.take(used)
     assert home == sorted(home, key=int)
     assert away == sorted(away, key=int)
     assert sorted(home + away, key=int) == texts

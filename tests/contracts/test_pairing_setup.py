@@ -95,7 +95,7 @@ def test_pairing_has_an_asyncio_form(servers: Pair) -> None:
     async def main() -> None:
         async with aio.MessagingFactory.from_connection_string(text, clock=clock) as primary:
             pairing = await primary.pair_namespace(servers.options(backlog_queue_count=2))
-            assert [one.path for one in pairing.backlog_queues()] == [backlog(0), backlog(1)]
+            assert [queue.path for queue in pairing.backlog_queues()] == [backlog(0), backlog(1)]
 
     asyncio.run(asyncio.wait_for(main(), 30))
     assert backlog_paths(servers) == [backlog(0), backlog(1)]
@@ -161,7 +161,10 @@ def test_of_many_threads_that_pair_one_factory_one_succeeds(tmp_path: Path) -> N
             thread.start()
         for thread in threads:
             thread.join(20)
-        assert len([one for one in outcomes if isinstance(one, SendAvailabilityPairing)]) == 1
+        assert (
+            len([outcome for outcome in outcomes if isinstance(outcome, SendAvailabilityPairing)])
+            == 1
+        )
         assert len(outcomes) == 4
 
 
@@ -206,12 +209,12 @@ def test_a_manager_of_another_namespace_than_the_factory_is_refused(tmp_path: Pa
         SendAvailabilityPairedNamespaceOptions(manager, factory)
 
 
-def keyed(servers: Pair, held: SharedAccessKey | None = None, **changes: Any) -> End:
+def keyed(servers: Pair, access_key: SharedAccessKey | None = None, **changes: Any) -> End:
     """Return the secondary as one with another key sees it."""
     where = servers.secondary.where
     assert where is not None
-    if held is not None:
-        changes |= {"key_name": held.name, "key": held.primary}
+    if access_key is not None:
+        changes |= {"key_name": access_key.name, "key": access_key.primary}
     other: ConnectionString = replace(where, **changes)
     return End(SECONDARY, servers.clock, lambda: ServerNamespace(other, servers.clock), other)
 

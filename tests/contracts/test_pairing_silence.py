@@ -61,20 +61,20 @@ class Proxy:
 
     def _pump(self, source: socket.socket, target: socket.socket, number: int) -> None:
         with suppress(OSError):
-            while held := source.recv(65536):
+            while data := source.recv(65536):
                 if number > self._silenced:
-                    target.sendall(held)
+                    target.sendall(data)
             if number > self._silenced:
                 target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        for one in (self._listener, *self._sockets):
+        for line in (self._listener, *self._sockets):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                line.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(DEADLINE_S)
-        for one in (self._listener, *self._sockets):
-            one.close()
+        for line in (self._listener, *self._sockets):
+            line.close()
 
 
 @dataclass
@@ -140,8 +140,8 @@ def test_a_command_that_was_submitted_over_a_link_that_falls_silent_fails(
     silenced.client.ask(Peek(ORDERS))
     silenced.proxy.fall_silent()
     asked = [silenced.client.submit(Peek(ORDERS)) for _ in range(5)]
-    for one in asked:
-        assert isinstance(one.exception(DEADLINE_S), OperationTimeoutError)
+    for command in asked:
+        assert isinstance(command.exception(DEADLINE_S), OperationTimeoutError)
     assert silenced.client.ask(Peek(ORDERS)).num_rows == 0
     assert silenced.proxy.connections == 2
 

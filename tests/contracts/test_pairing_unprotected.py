@@ -28,7 +28,7 @@ def test_an_application_can_start_while_the_secondary_is_down(pair: Pair) -> Non
     assert pairing.is_protected
     pair.send("diverted")
     assert pair.diverted() == ["diverted"]
-    assert len(pair.heard(Unprotected)) == 2
+    assert len(pair.announced(Unprotected)) == 2
 
 
 def test_an_unprotected_pairing_goes_on_trying_the_primary(pair: Pair) -> None:
@@ -61,7 +61,7 @@ def test_the_same_cause_is_reported_once_however_often_it_was_tried(local: Pair)
     local.secondary.manager_tap.refuse(CommunicationError("nobody is there"), ListEntities)
     local.begin(wait_for_secondary=False)
     local.pass_time(HOUR)
-    assert [event.cause for event in local.heard(Unprotected)] == [
+    assert [event.cause for event in local.announced(Unprotected)] == [
         "the backlog is being prepared",
         "Communication: nobody is there",
     ]

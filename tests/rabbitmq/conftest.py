@@ -90,7 +90,7 @@ class RabbitWorld:
 
     def clean(self) -> None:
         topics_last = sorted(
-            self.created, key=lambda one: isinstance(one.description, TopicDescription)
+            self.created, key=lambda created: isinstance(created.description, TopicDescription)
         )
         for command in topics_last:
             try:

@@ -119,12 +119,12 @@ def test_a_virtual_host_that_is_deleted_in_mid_traffic_is_not_found(
         send(namespace, b"a")
         fragile.node.evaluate('rabbit_vhost:delete(<<"gone">>, <<"test">>).')
 
-        def heard() -> type[MessagingError]:
+        def raised_kind() -> type[MessagingError]:
             with pytest.raises(MessagingError) as refusal:
                 send(namespace, b"b")
             return type(refusal.value)
 
-        until(lambda: heard() is EntityNotFoundError)
+        until(lambda: raised_kind() is EntityNotFoundError)
 
 
 # -- the broker is in trouble ----------------------------------------------------------------------

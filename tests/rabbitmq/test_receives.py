@@ -167,8 +167,8 @@ def test_completed_messages_are_gone_although_the_connection_ends(world: RabbitW
     with RabbitNamespace(ConnectionString.parse(world.connection_string)) as namespace:
         batch = namespace.ask(Receive("orders", 20), 10)
         assert batch.num_rows == 20
-        some = batch.column("lock_token").slice(5, 10)
-        namespace.ask(Settle("orders", some, Disposition.COMPLETE), 10)
+        tokens = batch.column("lock_token").slice(5, 10)
+        namespace.ask(Settle("orders", tokens, Disposition.COMPLETE), 10)
     until(lambda: waiting(world) == 40)
     left = [message.body for message in received(world)]
     assert sorted(map(int, left)) == [*range(5), *range(15, 50)]
@@ -346,15 +346,15 @@ class DamagedConnection(socketserver.BaseRequestHandler):
     server: DamagingRelay
 
     def handle(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.server.port)) as there:
-            threading.Thread(target=self._forward, args=(there,), daemon=True).start()
+        with socket.create_connection(("127.0.0.1", self.server.port)) as remote:
+            threading.Thread(target=self._forward, args=(remote,), daemon=True).start()
             while data := self.request.recv(65536):
-                there.sendall(data)
-            there.shutdown(socket.SHUT_RDWR)
+                remote.sendall(data)
+            remote.shutdown(socket.SHUT_RDWR)
 
-    def _forward(self, there: socket.socket) -> None:
+    def _forward(self, remote: socket.socket) -> None:
         with suppress(OSError):
-            while data := there.recv(65536):
+            while data := remote.recv(65536):
                 self.request.sendall(data.replace(self.server.old, self.server.new))
             self.request.shutdown(socket.SHUT_RDWR)
 

@@ -58,8 +58,8 @@ def received(world: RabbitWorld, path: str = "orders", count: int = 100) -> list
 def drained(world: RabbitWorld) -> list[BrokeredMessage]:
     """Receive until the queue is empty: a receive need not return all messages."""
     messages: list[BrokeredMessage] = []
-    while some := received(world):
-        messages += some
+    while batch := received(world):
+        messages += batch
     return messages
 
 
@@ -196,10 +196,10 @@ def test_a_full_queue_refuses_with_quota_exceeded(world: RabbitWorld) -> None:
         return False
 
     until(is_refused)  # the limit of a quorum queue is noticed a message late
-    held = world.ask(GetRuntimeProperties("orders")).active_message_count
+    enqueued = world.ask(GetRuntimeProperties("orders")).active_message_count
     with pytest.raises(QuotaExceededError):
         world.ask(Send("orders", [half]))
-    assert world.ask(GetRuntimeProperties("orders")).active_message_count == held
+    assert world.ask(GetRuntimeProperties("orders")).active_message_count == enqueued
 
 
 def test_a_batch_that_is_accepted_in_part_says_so(world: RabbitWorld) -> None:
@@ -207,8 +207,8 @@ def test_a_batch_that_is_accepted_in_part_says_so(world: RabbitWorld) -> None:
     batch = [BrokeredMessage(bytes(100_000)) for _ in range(200)]
     with pytest.raises(QuotaExceededError) as refused:
         world.ask(Send("orders", batch))
-    held = world.ask(GetRuntimeProperties("orders")).active_message_count
-    assert 0 < held < 200
+    enqueued = world.ask(GetRuntimeProperties("orders")).active_message_count
+    assert 0 < enqueued < 200
     accepted = refused.value.facts["accepted"]
     assert isinstance(accepted, dict)
     assert refused.value.facts["outcome"] == "unknown"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.inside import armed_alarm, known_message_ids, now_of
 from tests.namespaces import embedded
 from tests.scenarios.site import Site
 from twinbus.broker.accounts.throttle import Throttle
@@ -193,8 +194,7 @@ def state_of(namespace: BrokerNamespace, *, without: tuple[str, ...] = ()) -> di
             continue
         found[path] = (entity.description, entity.updated_us)
         if entity.history is not None:
-            # a message id that was taken back wrongly shows only here
-            found[f"{path} ids"] = sorted(entity.history._seen)
+            found[f"{path} ids"] = known_message_ids(entity.history)
         if isinstance(entity, Subscription):
             found[f"{path} rules"] = sorted(rule.saved for rule in entity.rules.values())
         for queue in entity.queues:
@@ -233,9 +233,8 @@ def late_timers(site: Site) -> list[str]:
             *(waiter.deadline for waiter in queue.waiters),
         ]
         first = min(moments, default=NEVER_US)
-        # a late alarm would show as a delay of any length
-        alarm = namespace._alarms._armed.get(queue.entity, NEVER_US)
-        if first < NEVER_US and alarm > max(first, site.engine._now + queue.pause):
+        alarm = armed_alarm(site.engine, queue.entity)
+        if first < NEVER_US and alarm > max(first, now_of(site.engine) + queue.pause):
             found.append(f"{queue.path} is due at {first}, but its alarm is at {alarm}")
         if first < queue.next_event:
             found.append(f"{queue.path} is due at {first}, and believes {queue.next_event}")

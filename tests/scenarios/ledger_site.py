@@ -21,7 +21,7 @@ from tests.contracts.words import (
     settle,
     take,
 )
-from tests.inside import ledgers_of
+from tests.inside import is_ledger_failing
 from tests.scenarios.site import Site
 from twinbus import ledger
 from twinbus.errors import CommandFailedError, EntityNotFoundError, InvalidArgumentError
@@ -190,7 +190,7 @@ def dead_letter(site: Site, count: int = 1, path: str = QUEUE) -> None:
 
 
 def is_well(site: Site) -> bool:
-    return not ledgers_of(site.engine)._is_failing
+    return not is_ledger_failing(site.engine)
 
 
 def work(site: Site) -> None:

@@ -111,7 +111,7 @@ class SocketPeer:
     """A client of AMQP on a socket, which does what its test says."""
 
     def __init__(self, port: int) -> None:
-        self._socket: ByteStream = self._connect(port)
+        self.socket: ByteStream = self._connect(port)
         sasl = SaslClient(SaslCredentials("ANONYMOUS"))
         options = ConnectionOptions(
             "a peer", "localhost", max_frame_bytes=1024 * 1024, max_unsettled=1_000_000
@@ -128,15 +128,15 @@ class SocketPeer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
+        self.socket.close()
 
     def write(self) -> None:
         """Send what there is."""
-        self._socket.sendall(b"".join(self.amqp.take_outgoing(0)))
+        self.socket.sendall(b"".join(self.amqp.take_outgoing(0)))
 
     def read(self) -> None:
         """Wait for bytes of the server, and take them."""
-        self.events += self.amqp.receive(self._socket.recv(65536), 0)
+        self.events += self.amqp.receive(self.socket.recv(65536), 0)
 
     def wait_for(self, kind: type[Kind], wanted: Callable[[Kind], bool] = lambda _: True) -> Kind:
         """Exchange bytes until an event has come."""

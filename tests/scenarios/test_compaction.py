@@ -26,6 +26,7 @@ from tests.contracts.words import (
     take,
     topic,
 )
+from tests.inside import begin_segment
 from tests.scenarios.site import Site
 from twinbus.entities import RuleDescription, SqlAction, TrueFilter
 from twinbus.errors import MessagingError, RangeUnavailableError
@@ -284,8 +285,7 @@ def test_a_crash_between_a_segment_and_its_first_record_forgets_no_entity(small:
     send(small, "a")
     complete(small, receive_one(small))
     first = min(small.engine.log.segments)
-    # the crash must come right after this step
-    small.engine.log._begin_segment()
+    begin_segment(small.engine)
     small.crash()
     send(small, "b", "c")
     complete(small, receive_one(small))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 
+from tests.inside import is_trusted, pages_of
 from tests.namespaces import ROOT
 from tests.scenarios.entrance import QUEUE, Entrance, is_let_go
 from tests.scenarios.server_process import ORDERS, Server
@@ -46,17 +47,16 @@ def test_metrics_need_a_token_that_manages_the_namespace(enter: Callable[..., En
 def test_a_reader_of_another_machine_is_not_trusted_for_its_host_header(
     enter: Callable[..., Entrance],
 ) -> None:
-    # no test connects from another machine
-    pages = enter().door._web
+    pages = pages_of(enter().door)
     assert pages is not None
 
     def asked_from(address: str) -> Request:
         headers = [(b"host", b"localhost")]
         return Request({"type": "http", "headers": headers, "client": (address, 1)})
 
-    assert pages._is_trusted(asked_from("127.0.0.1"))
+    assert is_trusted(pages, asked_from("127.0.0.1"))
     for address in ("10.0.0.1", "192.168.1.7", "::ffff:10.0.0.1"):
-        assert not pages._is_trusted(asked_from(address))
+        assert not is_trusted(pages, asked_from(address))
 
 
 def test_other_machines_learn_whether_the_server_works_and_not_why(

@@ -26,6 +26,7 @@ from tests.contracts.words import (
     settle,
     take,
 )
+from tests.inside import error_of, value_of
 from tests.scenarios.broken_parts import (
     BrokenParts,
     differences,
@@ -39,7 +40,7 @@ from tests.scenarios.site import Site
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.sending.row_intake import RowIntake
 from twinbus.broker.store.storage import DiskStorage
-from twinbus.errors import CommandFailedError, MessagingError
+from twinbus.errors import CommandFailedError
 from twinbus.protocol import commands as c
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.table import ROWS
@@ -90,13 +91,8 @@ def troubles(site: Site) -> list[str]:
     return [*found, *site.engine.namespace.faults(), *late_timers(site)]
 
 
-def failure(call: BlockingRequest) -> MessagingError | None:
-    """Return the error that a call was answered with, or None."""
-    return call._error  # its result can be taken only once
-
-
 def failed_alone(call: BlockingRequest) -> list[str]:
-    error = failure(call) if call.done else None
+    error = error_of(call) if call.done else None
     if isinstance(error, CommandFailedError) and "restarts" not in error.text:
         return []
     answer = error if call.done else "no answer"
@@ -104,7 +100,7 @@ def failed_alone(call: BlockingRequest) -> list[str]:
 
 
 def succeeded(what: str, call: BlockingRequest) -> list[str]:
-    answer = failure(call) if call.done else "no answer"
+    answer = error_of(call) if call.done else "no answer"
     return [] if answer is None else [f"{what}: {answer!r:.100}"]
 
 
@@ -309,7 +305,7 @@ def outcome(site: Site, path: str, call: BlockingRequest | None) -> dict[str, An
         if queue.path.startswith(path)
     }
     if call is not None:
-        found["answer"] = "none" if not call.done else type(failure(call) or call._value)
+        found["answer"] = "none" if not call.done else type(error_of(call) or value_of(call))
     return found
 
 

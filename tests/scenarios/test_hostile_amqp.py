@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.inside import management_nodes
 from tests.scenarios.service_bus_site import (
     OTHER,
     QUEUE,
@@ -22,6 +23,7 @@ from tests.scenarios.service_bus_site import (
     encoded,
     key,
 )
+from tests.waiting import settled
 from twinbus import MessagingFactory
 from twinbus.amqp.events import (
     Attached,
@@ -80,15 +82,6 @@ def site(tmp_path: Path) -> Iterator[ServiceBusSite]:
 def fill(site: ServiceBusSite, count: int) -> None:
     for _ in range(count):
         site.namespace.ask(Send(QUEUE, [BrokeredMessage(bytes(LARGE)) for _ in range(10)]))
-
-
-def settled(read: Callable[[], int]) -> int:
-    """Return a figure that has stopped to change."""
-    before = -1
-    while (now := read()) != before:
-        before = now
-        time.sleep(0.2)
-    return now
 
 
 @pytest.mark.parametrize("address", [QUEUE, f"{QUEUE}/$management"])
@@ -180,7 +173,7 @@ def test_a_client_that_does_not_read_gets_no_more_than_a_bound(site: ServiceBusS
         peer.write()  # and reads nothing more
         amqp = site.connection.conversation.amqp
         assert settled(lambda: amqp.unread_bytes) <= 2 * SERVICE_BUS_FETCH_BYTES
-        with closing(SocketPeer(site.door.port)._socket):
+        with closing(SocketPeer(site.door.port).socket):
             site.namespace.ask(Send(OTHER, [BrokeredMessage(b"goes on")]))
         assert site.namespace.ask(Receive(OTHER)).num_rows == 1
 
@@ -289,7 +282,7 @@ def test_nodes_that_come_and_go_leave_nothing_behind(site: ServiceBusSite) -> No
             for link in peer.node(f"nothing-{number}/$management"):
                 link.detach()
                 peer.wait_for(LinkDetached, lambda event, link=link: event.link is link)  # type: ignore[misc]
-        assert not site.connection.conversation._management
+        assert not management_nodes(site.connection.conversation)
 
 
 def test_a_flood_of_attaches_ends_its_own_connection_alone(site: ServiceBusSite) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.inside import loop_of
 from tests.namespaces import address_of, door_of, embedded
 from tests.scenarios.neighbours import JUNK, VICTIM, messages
 from tests.soak.bad_bytes_tools import Exchange, frames_of
@@ -83,7 +84,7 @@ def test_a_reply_that_cannot_be_handed_on_restarts_nothing(
         raise RuntimeError("Event loop is closed")
 
     # as of a loop that was closed under a connection
-    monkeypatch.setattr(doorway.door._loop, "call_soon_threadsafe", no_loop)
+    monkeypatch.setattr(loop_of(doorway.door), "call_soon_threadsafe", no_loop)
     doorway.namespace.ask(Send(JUNK, to_batch(messages(1))), 10)
     doorway.namespace.ask(Send(VICTIM, messages(1)), 10)
     monkeypatch.undo()

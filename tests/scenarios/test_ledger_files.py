@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.contracts.words import complete, message, queue, receive, receive_one, send, take
-from tests.inside import ledgers_of
+from tests.inside import postpone_roll
 from tests.scenarios.ledger_site import (
     LEDGER,
     MESSAGES,
@@ -276,7 +276,7 @@ def test_a_day_that_is_written_is_not_written_again_for_another_that_is_not(note
     in_the_way = noted.directory / "ledger/operations/day=2030-01-02"
     in_the_way.parent.mkdir(parents=True, exist_ok=True)
     in_the_way.write_text("in the way")
-    ledgers_of(noted.engine)._next_roll += 3_600_000_000  # so that one roll has both days
+    postpone_roll(noted.engine, 3_600_000_000)  # so that one roll has both days
     noted.wait(seconds=40)
     send(noted, "b")
     send(noted, "c")

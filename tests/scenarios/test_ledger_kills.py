@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.words import MANY, QUEUE, complete, peek, queue, receive_one, send
-from tests.inside import ledgers_of
+from tests.inside import trail_ledger
 from tests.scenarios.ledger_site import (
     LEDGER,
     Place,
@@ -118,7 +118,7 @@ def test_a_kill_between_the_file_and_its_mark_changes_no_row(
     def fail(_: int) -> None:
         raise OSError(5, "killed here")
 
-    monkeypatch.setattr(ledgers_of(noted.engine)._messages, "put_mark", fail)
+    monkeypatch.setattr(trail_ledger(noted.engine), "put_mark", fail)
     roll(noted)
     before = read_trail(noted)
     noted.crash()

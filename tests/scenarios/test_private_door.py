@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.inside import door_of_socket
 from tests.namespaces import ROOT
 from tests.scenarios.test_fork import in_child
 from tests.waiting import until
@@ -239,8 +240,8 @@ def test_the_key_is_in_no_file_no_log_and_nothing_that_other_processes_can_read(
         files = [file for file in tmp_path.rglob("*") if file.is_file()]
         assert files
         assert not [file for file in files if key.encode() in file.read_bytes()]
-        # also of the parts that the door keeps to itself
-        seen = f"{door!r} {door.connection!r} {door._door.keys.all()!r} {threading.enumerate()!r}"
+        keys = door_of_socket(door).keys.all()
+        seen = f"{door!r} {door.connection!r} {keys!r} {threading.enumerate()!r}"
         assert key not in seen
     assert "A request with key private-door was refused" in caplog.text
     assert key not in caplog.text
@@ -398,8 +399,7 @@ def test_a_forked_process_keeps_no_copy_of_the_sockets(
     with closing(socket.socket(socket.AF_UNIX)) as line, ServerNamespace(door.connection) as client:
         client.ask(Peek(QUEUE), SECONDS)  # one that is let in
         line.connect(str(socket_of(door)))  # and a stranger
-        # a private door publishes no metrics
-        until(lambda: door._door.attendance.strangers)
+        until(lambda: door_of_socket(door).attendance.strangers)
         reading, writing = os.pipe()
         child = os.fork()
         if not child:

@@ -28,6 +28,7 @@ from tests.contracts.words import (
     tokens,
     topic,
 )
+from tests.inside import write_old_facts
 from tests.scenarios.site import Site
 from twinbus.broker.store.commit import Fact
 from twinbus.entities import EntityStatus, dead_letter_path
@@ -57,11 +58,11 @@ def test_transfers_and_leases_of_a_log_of_an_earlier_version_are_known(site: Sit
     queue(site, QUEUE)
     send(site, "one", "two", "three")
     number, until = site.queue_of(QUEUE).entity, site.clock.now_us() + 60 * SECOND_US
-    # facts in the form of an earlier version, which this one does not write
-    site.engine._kept.facts += [
+    write_old_facts(
+        site.engine,
         Fact.of("transferred", "elsewhere/7", [[1, 3], [8, 8]]),
         Fact.of("lease", f"{number}/5", ["me", 5, [[1, 1], [3, 3]], until]),
-    ]
+    )
     send(site, "four")
     site.crash()
     taken = site.engine.namespace.transfers.taken("elsewhere/7", np.array([3, 4, 8]))

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from tests.inside import bytes_for_client
 from tests.scenarios.service_bus_wire import QUEUE, TALKS, Wire, WirePeer
 from tests.unit.amqp.ends import frames_of
 from twinbus.amqp.events import Attached, Delivery, Drained
@@ -408,7 +409,7 @@ def test_messages_that_no_longer_wait_for_the_client_count_no_more(
     [session] = wire.conversation.amqp.sessions
     session.transfers.peer_window = 0
     wire.send(*[bytes(10_000)] * 3)
-    assert wire.conversation._work.kept_bytes > 30_000
+    assert bytes_for_client(wire.conversation) > 30_000
     if how == "credit":
         receiver.grant(0)
         peer.write()
@@ -417,7 +418,7 @@ def test_messages_that_no_longer_wait_for_the_client_count_no_more(
         peer.write()
     else:
         wire.close()
-    assert wire.conversation._work.kept_bytes == 0
+    assert bytes_for_client(wire.conversation) == 0
     assert len(wire.deliverable()) == 3
 
 
@@ -433,7 +434,7 @@ def test_messages_for_which_the_key_has_no_room_do_not_wait_for_the_client(
     wire.send(b"a", b"b", b"c")
     assert got(peer) == [b"a"]
     assert wire.deliverable() == [b"b", b"c"]
-    assert wire.conversation._work.kept_bytes == 0
+    assert bytes_for_client(wire.conversation) == 0
 
 
 def test_a_client_without_room_gets_its_messages_when_its_window_opens(

@@ -119,7 +119,7 @@ class SimulatedClient:
         self.requests: list[ClientRequest] = []
         self.retries: list[tuple[int, c.Send, int]] = []  # when, what, how many failures before
         self._renew_at = 0
-        self._held: list[tuple[str, list[BrokeredMessage]]] = []  # path, and what is locked
+        self._locked: list[tuple[str, list[BrokeredMessage]]] = []  # path, and what is locked
         self._grants: list[c.SessionLock] = []
         self._leases: list[c.RangeLease] = []
 
@@ -238,13 +238,13 @@ class SimulatedClient:
         if isinstance(value, MessagingError) or mode is c.ReceiveMode.RECEIVE_AND_DELETE:
             return
         if value.num_rows:
-            self._held.append((path, to_messages(value)))
+            self._locked.append((path, to_messages(value)))
 
     def settle(self) -> None:
         """Settle a batch that was received, or forget it."""
-        if not self._held:
+        if not self._locked:
             return
-        path, messages = self._held.pop(self._random.randrange(len(self._held)))
+        path, messages = self._locked.pop(self._random.randrange(len(self._locked)))
         disposition = self._random.choice((*[c.Disposition.COMPLETE] * 4, *c.Disposition, None))
         if disposition is None:
             return

@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any, cast
 from unittest.mock import patch
 
+from tests.inside import pending_of, unsent_bytes, unsent_reply_bytes
 from twinbus.clock import ManualClock
 from twinbus.errors import CommunicationError, MessagingError, NamespaceClosedError
 from twinbus.limits import MAX_CONNECTIONS, SECOND_US
@@ -270,7 +271,7 @@ class ObservedConnection(native.NativeConnection):
         undo = server_requests.undo_request(request, value)
         if undo is not None:
             # where in the stream the reply ends, which no peer knows before it has read it
-            end = self.simulated.bytes_taken + conversation._outgoing_bytes
+            end = self.simulated.bytes_taken + unsent_reply_bytes(conversation)
             if has_ended:
                 self._observer.orphaned.append((request, value))
             else:
@@ -446,7 +447,7 @@ class ClientLink:
     def give_up(self, number: int) -> None:
         """Stop waiting for a reply."""
         # the command of a request is asked before it is forgotten
-        pending = self.conversation._pending.get(number)
+        pending = pending_of(self.conversation).get(number)
         self.given_up.add(number)
         self.conversation.give_up(number)
         if pending is not None and table.waits(pending.command):
@@ -454,7 +455,7 @@ class ClientLink:
 
     @property
     def _bytes_asked(self) -> int:
-        return self._bytes_taken + sum(map(len, self.conversation._outgoing))
+        return self._bytes_taken + unsent_bytes(self.conversation)
 
     def say_goodbye(self) -> None:
         """Let the server answer what it has, and hang up."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.inside import pending_of
 from tests.namespaces import embedded
 from tests.simulation.wire_clients import (
     LOCK,
@@ -228,8 +229,7 @@ class WireWorld:
         for link in self._links():
             conversation = link.conversation
             self.truth.counts["steps with a ping of a client"] += conversation.is_pinged
-            # a request that was given up is not pending for callers, but is for the machine
-            if not conversation._pending:
+            if not pending_of(conversation):
                 self._check(conversation.next_event == NEVER_US, "an idle client has a next event")
                 self._check_late_locks(link)
             self._check_withdrawn(link)
@@ -251,8 +251,7 @@ class WireWorld:
             return True
         self._check(not request.link.is_over, "a request outlives its link:", request.command)
         self._check(request.deadline > now, "a request outlives its deadline:", request.command)
-        # as above
-        known = request.link.conversation._pending.get(request.number)
+        known = pending_of(request.link.conversation).get(request.number)
         self._check(
             known is not None and known.request is request,
             "the conversation has lost a request that is pending:",
@@ -353,8 +352,7 @@ class WireWorld:
 
     def _is_busy(self) -> bool:
         return any(
-            # as above
-            client.retries or client.requests or (link and link.conversation._pending)
+            client.retries or client.requests or (link and pending_of(link.conversation))
             for client in self.clients
             for link in [client.link if client.link and not client.link.is_over else None]
         ) or bool(self.leaving)

@@ -65,14 +65,14 @@ class DropInRun(Run):
     def pair(self) -> None:
         """Pair both brokers."""
         paired_with = PairedWith(
-            self.there,
+            self.backup,
             backlog_queue_count=QUEUES,
             failover_interval=FAILOVER_INTERVAL,
             ping_primary_interval=timedelta(seconds=1),
             retry_policy=PATIENCE,
         )
         self.client = PairedServiceBusClient.from_connection_string(
-            self.here, paired_with=paired_with
+            self.shop, paired_with=paired_with
         )
         self._stack.callback(self.client.close)
 

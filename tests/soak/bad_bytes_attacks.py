@@ -116,9 +116,9 @@ def slow_sender(target: Target) -> None:
 
 
 def _hold(target: Target, let_go: Callable[[], None]) -> None:
-    target.held.append(let_go)
-    while len(target.held) > _OPEN_CONNECTIONS:
-        target.held.pop(0)()
+    target.releases.append(let_go)
+    while len(target.releases) > _OPEN_CONNECTIONS:
+        target.releases.pop(0)()
 
 
 def spoilt_streams(target: Target) -> None:

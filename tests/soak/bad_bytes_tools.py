@@ -130,10 +130,10 @@ class Exchange:
         self.asked = 0  # the request id of the last ask
         self.write(hello(token) if greeting is None else greeting)
 
-    def write(self, *said: bytes) -> None:
+    def write(self, *sent: bytes) -> None:
         """Write; the server may have hung up already, which the next read then shows."""
         with contextlib.suppress(OSError):
-            self.line.sendall(b"".join(said))
+            self.line.sendall(b"".join(sent))
 
     def frame(self) -> tuple[list[Any], memoryview]:
         """Return the next frame; raise OSError when the server hangs up."""
@@ -164,9 +164,9 @@ class Exchange:
             found.append(self.reply())
         return found
 
-    def answer(self, *said: bytes) -> tuple[int, Any]:
+    def answer(self, *sent: bytes) -> tuple[int, Any]:
         """Write and return the first reply."""
-        self.write(*said)
+        self.write(*sent)
         return self.reply()
 
     def ask(self, plain: Any, batch: pa.RecordBatch | None = None, *, blobs: bytes = b"") -> Any:
@@ -202,7 +202,7 @@ class Target:
     generator: random.Random
     attack: str = ""
     findings: list[str] = field(default_factory=list)
-    held: list[Callable[[], None]] = field(default_factory=list)  # lets go of what stays open
+    releases: list[Callable[[], None]] = field(default_factory=list)  # lets go of what stays open
     tokens: dict[str, str] = field(default_factory=dict)  # of keys with fewer claims
     asks: int = 0  # on the connection that stands
     _standing: "Exchange | None" = None
@@ -250,8 +250,8 @@ class Target:
         A second without large requests passes before it returns free memory: wait for three.
         """
         self.stand_anew()
-        while self.held:
-            self.held.pop()()
+        while self.releases:
+            self.releases.pop()()
         before, calm = self.server.footprint(), 0
         for _ in range(100):
             time.sleep(0.2)

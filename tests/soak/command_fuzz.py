@@ -161,7 +161,7 @@ class Round:
 
     def ask(self) -> None:
         self.maker.now = self.site.clock.now()
-        commands = self.maker.some(self.maker.command, self.random.choice([1, 3, 12]), 1)
+        commands = self.maker.several(self.maker.command, self.random.choice([1, 3, 12]), 1)
         self.last = [
             self.travelled(command) if self.random.random() < 0.5 else command
             for command in commands

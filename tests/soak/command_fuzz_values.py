@@ -107,13 +107,13 @@ class Maker:
 
     # -- choices -----------------------------------------------------------------------------------
 
-    def one(self, *choices: T) -> T:
+    def pick(self, *choices: T) -> T:
         return self.random.choice(choices)
 
     def chance(self, part: float) -> bool:
         return self.random.random() < part
 
-    def some(self, make: Callable[[], T], most: int, least: int = 0) -> list[T]:
+    def several(self, make: Callable[[], T], most: int, least: int = 0) -> list[T]:
         return [make() for _ in range(self.random.randint(least, most))]
 
     def maybe(self, make: Callable[[], T], part: float = 0.3) -> T | None:
@@ -121,16 +121,16 @@ class Maker:
 
     def path(self) -> str:
         """Return a path: most are real."""
-        subscription = subscription_path(self.one(*TOPICS), self.one(*SUBSCRIPTIONS))
-        path = self.one(*PATHS, *TOPICS, subscription, subscription, subscription)
+        subscription = subscription_path(self.pick(*TOPICS), self.pick(*SUBSCRIPTIONS))
+        path = self.pick(*PATHS, *TOPICS, subscription, subscription, subscription)
         if self.known.made and self.chance(0.2):
             path = self.random.choice(self.known.made)
         if self.chance(0.15):
             path = dead_letter_path(path)
         if self.chance(0.1):
-            path = self.one(path.upper(), path.lower(), path.title())
+            path = self.pick(path.upper(), path.lower(), path.title())
         if self.chance(0.03):
-            path = self.one("", "nowhere", "/", "$DeadLetterQueue", "/$DeadLetterQueue", "é" * 512)
+            path = self.pick("", "nowhere", "/", "$DeadLetterQueue", "/$DeadLetterQueue", "é" * 512)
         return path
 
     def latest(self, stored: list[T]) -> T | None:
@@ -154,52 +154,52 @@ class Maker:
         return path, self.random.sample(of_it, self.random.randint(1, min(3, len(of_it))))
 
     def numbers(self, most: int = 20) -> Any:
-        found = self.some(self.number, most)
+        found = self.several(self.number, most)
         first = self.random.randint(0, 40)
         runs = range(first, first + self.random.randint(0, 5))
-        return self.one(found, tuple(found), np.array(found, np.int64), runs)
+        return self.pick(found, tuple(found), np.array(found, np.int64), runs)
 
     def span(self, most: timedelta) -> timedelta:
-        return self.one(timedelta(0), timedelta(0), SECOND, most * self.random.random(), most)
+        return self.pick(timedelta(0), timedelta(0), SECOND, most * self.random.random(), most)
 
     # -- messages ----------------------------------------------------------------------------------
 
     def value(self) -> Any:
-        return self.one(
+        return self.pick(
             self.random.choice(TEXTS),
             self.random.choice(INTEGERS),
             self.random.randint(-5, 5),
             self.random.choice(REAL),
             self.random.uniform(-5, 5),
             self.chance(0.5),
-            self.random.randbytes(self.one(0, 1, 16)),
+            self.random.randbytes(self.pick(0, 1, 16)),
             self.random.choice(MOMENTS),
             self.random.choice(SPANS),
             UUID(int=self.random.getrandbits(128)),
         )
 
     def bag(self) -> dict[str, Any]:
-        return {self.random.choice(NAMES): self.value() for _ in range(self.one(0, 0, 1, 2, 5))}
+        return {self.random.choice(NAMES): self.value() for _ in range(self.pick(0, 0, 1, 2, 5))}
 
     def text(self) -> str | None:
         return self.maybe(lambda: self.random.choice(TEXTS))
 
     def schedule(self) -> datetime:
         near = self.now + timedelta(seconds=self.random.uniform(-60, 600))
-        return self.one(near, near, self.random.choice(MOMENTS))
+        return self.pick(near, near, self.random.choice(MOMENTS))
 
     def moment(self) -> datetime | None:
         return self.maybe(self.schedule)
 
     def message(self) -> BrokeredMessage:
         texts: dict[str, Any] = {name: self.text() for name in TEXT_COLUMNS}
-        texts["message_id"] = self.one(None, str(self.random.randint(0, 30)), texts["message_id"])
+        texts["message_id"] = self.pick(None, str(self.random.randint(0, 30)), texts["message_id"])
         if self.chance(0.6):
             texts["session_id"] = self.random.choice(SESSIONS)
-        texts["partition_key"] = self.one(None, None, texts["session_id"], texts["partition_key"])
+        texts["partition_key"] = self.pick(None, None, texts["session_id"], texts["partition_key"])
         if self.chance(0.03):
             texts["content_type"] = PING_CONTENT_TYPE
-        size = self.one(0, 1, 5, 100, 3000) if self.chance(0.99) else self.one(262_000, 263_000)
+        size = self.pick(0, 1, 5, 100, 3000) if self.chance(0.99) else self.pick(262_000, 263_000)
         return BrokeredMessage(
             body=b"x" * size,
             time_to_live=self.maybe(lambda: self.random.choice(LIVES)),
@@ -209,8 +209,8 @@ class Maker:
         )
 
     def messages(self) -> Any:
-        made = self.some(self.message, self.one(1, 1, 3, 20), 1 if self.chance(0.98) else 0)
-        return self.unusual(to_batch(made)) if self.chance(0.4) else self.one(made, tuple(made))
+        made = self.several(self.message, self.pick(1, 1, 3, 20), 1 if self.chance(0.98) else 0)
+        return self.unusual(to_batch(made)) if self.chance(0.4) else self.pick(made, tuple(made))
 
     def unusual(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch with the same columns in another way, or with odd values in them."""
@@ -219,7 +219,7 @@ class Maker:
         ):
             batch = change(batch)
         if self.chance(0.1):
-            batch = self.one(self._torn, self._typed)(batch)
+            batch = self.pick(self._torn, self._typed)(batch)
         return batch
 
     def _replaced(self, batch: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
@@ -227,8 +227,10 @@ class Maker:
         return batch.set_column(at, pa.field(name, column.type), column)
 
     def _extreme(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        name, kind = self.one(("time_to_live", DURATION), ("scheduled_enqueue_time_utc", TIMESTAMP))
-        values = [self.one(None, NEVER_US, NEVER_US - 1, 2**62, 1, 0, -1, -(2**63))] * len(batch)
+        name, kind = self.pick(
+            ("time_to_live", DURATION), ("scheduled_enqueue_time_utc", TIMESTAMP)
+        )
+        values = [self.pick(None, NEVER_US, NEVER_US - 1, 2**62, 1, 0, -1, -(2**63))] * len(batch)
         return self._replaced(batch, name, pa.array(values, pa.int64()).view(kind))
 
     def _shuffled(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -243,7 +245,7 @@ class Maker:
         return long.slice(self.random.randint(0, len(batch)), len(batch))
 
     def _cast(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        name = self.one(*TEXT_COLUMNS)
+        name = self.pick(*TEXT_COLUMNS)
         column = batch.column(name)
         kinds = (
             pa.large_string(),
@@ -252,17 +254,17 @@ class Maker:
             pa.dictionary(pa.int8(), pa.string()),
         )
         try:
-            return self._replaced(batch, name, column.cast(self.one(*kinds)))
+            return self._replaced(batch, name, column.cast(self.pick(*kinds)))
         except pa.ArrowException:
             return batch
 
     def _bare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Leave a column empty; of properties, some rows have none and some have odd ones."""
-        name = self.one(*(name for name in MESSAGE_SCHEMA.names if name != "body"))
+        name = self.pick(*(name for name in MESSAGE_SCHEMA.names if name != "body"))
         if name == "properties":
             odds: list[Any] = [[("a", {})], [("a", None)], [("a", {"int": 1, "str": "x"})], None]
             odd = self.random.choice(odds)
-            bags = [self.one(None, [], [("n", {"int": 1})], odd) for _ in range(len(batch))]
+            bags = [self.pick(None, [], [("n", {"int": 1})], odd) for _ in range(len(batch))]
             return self._replaced(batch, name, pa.array(bags, PROPERTIES_TYPE))
         return self._replaced(batch, name, pa.nulls(len(batch), batch.schema.field(name).type))
 
@@ -270,13 +272,15 @@ class Maker:
         """Put bytes into a text column that are no UTF-8; Arrow does not look by itself."""
         offsets = pa.array(range(len(batch) + 1), pa.int32()).buffers()[1]
         torn = pa.StringArray.from_buffers(len(batch), offsets, pa.py_buffer(b"\xff" * len(batch)))
-        return self._replaced(batch, self.one(*TEXT_COLUMNS), torn)
+        return self._replaced(batch, self.pick(*TEXT_COLUMNS), torn)
 
     def _typed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Put values of another type into a column; some can be cast, none can be shown."""
-        name = self.one(*MESSAGE_SCHEMA.names)
-        kind = self.one(pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.duration("s"), pa.date64())
-        column = pa.array([self.one(*INTEGERS)] * len(batch), pa.int64()).view(kind)
+        name = self.pick(*MESSAGE_SCHEMA.names)
+        kind = self.pick(
+            pa.timestamp("s"), pa.timestamp("us", "UTC"), pa.duration("s"), pa.date64()
+        )
+        column = pa.array([self.pick(*INTEGERS)] * len(batch), pa.int64()).view(kind)
         return self._replaced(batch, name, column)
 
     def _noted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -287,8 +291,8 @@ class Maker:
         numbers: Any = range(first, first + count)
         if self.chance(0.4):
             odd = [0, 1, 2**62, 2**63 - 1]
-            numbers = [self.one(self.random.randint(0, 60), *odd) for _ in range(count)]
-            numbers = self.one(numbers, np.array(numbers, np.int64))
+            numbers = [self.pick(self.random.randint(0, 60), *odd) for _ in range(count)]
+            numbers = self.pick(numbers, np.array(numbers, np.int64))
         also = self.origin(count, depth + 1) if depth < 2 and self.chance(0.3) else None
         return c.Origin(self.random.choice(SOURCES), numbers, also)
 
@@ -297,7 +301,7 @@ class Maker:
     def sql_name(self) -> str:
         name = self.random.choice(NAMES)
         quoted = name.replace("'", "''")
-        return self.one(
+        return self.pick(
             "colour", "n", "missing", f"[{name}]", f"user.[{name}]", f"p('{quoted}')",
             "sys.Label", "sys.MessageId", "sys.SessionId", "sys.To", "sys.TimeToLive",
             "sys.ScheduledEnqueueTimeUtc", "sys.ContentType",
@@ -306,17 +310,17 @@ class Maker:
     def sql_value(self, depth: int) -> str:
         if depth <= 0 or self.chance(0.5):
             quoted = self.random.choice(TEXTS).replace("'", "''").replace("\0", "")
-            return self.one(
+            return self.pick(
                 self.sql_name(), self.sql_name(), f"'{quoted}'", "0", "1", "1.5", "1e308", "-3",
                 "9223372036854775807", "0x1F", "TRUE", "FALSE", "NULL", "@one", "@two", "-(1)",
             )  # fmt: skip
         left, right = self.sql_value(depth - 1), self.sql_value(depth - 1)
-        return self.one(f"({left})", f"-({left})", *(f"({left} {op} {right})" for op in "+-*/%"))
+        return self.pick(f"({left})", f"-({left})", *(f"({left} {op} {right})" for op in "+-*/%"))
 
     def condition(self, depth: int) -> str:
         left, right = self.sql_value(depth - 1), self.sql_value(depth - 1)
-        pattern = self.one("%", "r_d", "100\\%", "", "%%%%", "[a-z]", "é_")
-        atom = self.one(
+        pattern = self.pick("%", "r_d", "100\\%", "", "%%%%", "[a-z]", "é_")
+        atom = self.pick(
             *(f"{left} {op} {right}" for op in ("=", "<>", "!=", "<", "<=", ">", ">=")),
             f"{left} IN ({right}, {left}, 'red')",
             f"{left} NOT IN ({right})",
@@ -324,22 +328,22 @@ class Maker:
             f"{self.sql_name()} NOT LIKE '{pattern}' ESCAPE '\\'",
             f"{left} IS NULL",
             f"{self.sql_name()} IS NOT NULL",
-            f"EXISTS({self.one('colour', 'n', '[two words]', 'sys.Label')})",
-            self.one("TRUE", "FALSE", "colour", "1 = 1", "@one"),
+            f"EXISTS({self.pick('colour', 'n', '[two words]', 'sys.Label')})",
+            self.pick("TRUE", "FALSE", "colour", "1 = 1", "@one"),
         )
         if depth <= 0 or self.chance(0.4):
             return atom
         second = self.condition(depth - 1)
-        return self.one(f"({atom} AND {second})", f"({atom} OR {second})", f"NOT ({second})")
+        return self.pick(f"({atom} AND {second})", f"({atom} OR {second})", f"NOT ({second})")
 
     def parameters(self) -> dict[str, Any]:
-        return {self.one("one", "@one", "two", "@two"): self.value() for _ in range(3)}
+        return {self.pick("one", "@one", "two", "@two"): self.value() for _ in range(3)}
 
     def action(self) -> SqlAction:
         targets = ["colour", "n", "[two words]", "sys.Label", "sys.SessionId", "sys.MessageId"]
         targets += ["sys.To", f"[{'y' * 200}]", "user.a", "sys.TimeToLive", "sys.ReplyTo"]
-        steps = self.some(
-            lambda: self.one(
+        steps = self.several(
+            lambda: self.pick(
                 f"SET {self.random.choice(targets)} = {self.sql_value(3)}",
                 f"REMOVE {self.random.choice(targets)}",
                 "SET colour = colour + colour",
@@ -362,54 +366,54 @@ class Maker:
         return self.random.choice(filters)
 
     def rule(self) -> RuleDescription:
-        name = self.one("one", "two", "three", "$Default", "RED")
+        name = self.pick("one", "two", "three", "$Default", "RED")
         return RuleDescription(name, self.rule_filter(), self.maybe(self.action))
 
     # -- entities ----------------------------------------------------------------------------------
 
     def description(self, path: str | None = None) -> EntityDescription:
-        target = self.one(None, None, None, *PATHS, *TOPICS)
-        path = path or self.one(
+        target = self.pick(None, None, None, *PATHS, *TOPICS)
+        path = path or self.pick(
             *PATHS, "new1", "new2", "new3", "a/b/c", "contoso/x-servicebus-transfer/0"
         )
         settings: dict[str, Any] = {
-            "default_message_time_to_live": self.one(SECOND, DAY, timedelta.max, timedelta.max),
-            "auto_delete_on_idle": self.one(timedelta(minutes=5), timedelta.max, timedelta.max),
-            "status": self.one(*[EntityStatus.ACTIVE] * 9, *EntityStatus),
+            "default_message_time_to_live": self.pick(SECOND, DAY, timedelta.max, timedelta.max),
+            "auto_delete_on_idle": self.pick(timedelta(minutes=5), timedelta.max, timedelta.max),
+            "status": self.pick(*[EntityStatus.ACTIVE] * 9, *EntityStatus),
             "user_metadata": self.text() if self.chance(0.5) else None,
         }
         with_queue: dict[str, Any] = {
-            "lock_duration": self.one(SECOND, timedelta(minutes=1), timedelta(minutes=5)),
-            "max_delivery_count": self.one(1, 2, 10, 2**31 - 1),
+            "lock_duration": self.pick(SECOND, timedelta(minutes=1), timedelta(minutes=5)),
+            "max_delivery_count": self.pick(1, 2, 10, 2**31 - 1),
             "enable_dead_lettering_on_message_expiration": self.chance(0.5),
             "requires_session": self.chance(0.2),
             "forward_to": target,
-            "forward_dead_lettered_messages_to": self.one(None, None, None, *PATHS, *TOPICS),
+            "forward_dead_lettered_messages_to": self.pick(None, None, None, *PATHS, *TOPICS),
         }
         kind = self.random.random()
         settings = {name: value for name, value in settings.items() if value != "\0"}
         if kind < 0.5:
             return QueueDescription(
                 path=path,
-                max_size_in_megabytes=self.one(1, 5, 81_920),
+                max_size_in_megabytes=self.pick(1, 5, 81_920),
                 requires_duplicate_detection=self.chance(0.2),
                 enable_partitioning=self.chance(0.1),
                 **settings,
                 **with_queue,
             )
         if kind < 0.6:
-            return TopicDescription(path=self.one(*TOPICS, "new4"), **settings)
-        name = self.one(*SUBSCRIPTIONS, "more", "x" * 50)
-        topic = self.one(*TOPICS, "new4")
+            return TopicDescription(path=self.pick(*TOPICS, "new4"), **settings)
+        name = self.pick(*SUBSCRIPTIONS, "more", "x" * 50)
+        topic = self.pick(*TOPICS, "new4")
         return SubscriptionDescription(topic_path=topic, name=name, **settings, **with_queue)
 
     def key(self) -> SharedAccessKey:
         return SharedAccessKey(
-            name=self.one("root", "one", "two"),
+            name=self.pick("root", "one", "two"),
             claims=tuple(self.random.sample(list(Claim), self.random.randint(1, 4))),
-            primary=self.one("p" * 16, "é" * 256),
+            primary=self.pick("p" * 16, "é" * 256),
             secondary="s" * 16,
-            entity_path=self.one(None, None, self.path() or None, "contoso/x-servicebus-transfer"),
+            entity_path=self.pick(None, None, self.path() or None, "contoso/x-servicebus-transfer"),
         )
 
     # -- locks -------------------------------------------------------------------------------------
@@ -419,9 +423,9 @@ class Maker:
         known = self.latest(self.known.tokens)
         path = self.path() if known is None or self.chance(0.1) else known[0]
         of_it = [token for where, token in self.known.tokens if where == path][-8:]
-        found = [self.random.choice(of_it) for _ in range(self.one(1, 1, 2, 20))] if of_it else []
+        found = [self.random.choice(of_it) for _ in range(self.pick(1, 1, 2, 20))] if of_it else []
         forged = [UUID(int=n).bytes for n in (0, 1, 2**127, 2**128 - 1, 5 << 64 | 1)]
-        found += self.random.sample(forged, self.one(0, 0, 0, 0, 0, 1, 3))
+        found += self.random.sample(forged, self.pick(0, 0, 0, 0, 0, 1, 3))
         column = pa.array(found, pa.binary(16))
         if self.chance(0.2):
             column = pa.concat_arrays([column, column]).slice(len(found))
@@ -442,7 +446,7 @@ class Maker:
         """Return a path, and the epoch of a lease that may be there."""
         known = self.latest(self.known.epochs)
         return (
-            known if known is not None and self.chance(0.9) else (self.path(), self.one(*INTEGERS))
+            known if known is not None and self.chance(0.9) else (self.path(), self.pick(*INTEGERS))
         )
 
     # -- commands ----------------------------------------------------------------------------------
@@ -478,7 +482,7 @@ class Maker:
     def send(self) -> c.Command[Any]:
         messages = self.messages()
         origin = self.origin(len(messages)) if self.chance(0.3) else None
-        path = self.one(*PATHS, *TOPICS) if self.chance(0.9) else self.path()
+        path = self.pick(*PATHS, *TOPICS) if self.chance(0.9) else self.path()
         return c.Send(path, messages, origin)
 
     def cancel(self) -> c.Command[Any]:
@@ -490,11 +494,11 @@ class Maker:
     def receive(self) -> c.Command[Any]:
         return c.Receive(
             self.path(),
-            self.one(1, 2, 5, 10_000),
+            self.pick(1, 2, 5, 10_000),
             self.span(DAY) if self.chance(0.3) else timedelta(0),
             self.mode(),
             self.maybe(self.session, 0.05),
-            self.one(2**63 - 1, 0, -1, 100, 5000),
+            self.pick(2**63 - 1, 0, -1, 100, 5000),
             takes_rows=self.chance(0.5),
         )
 
@@ -504,65 +508,65 @@ class Maker:
         )
 
     def peek(self) -> c.Command[Any]:
-        size = self.one(2**63 - 1, -(2**63) + 1, 50)
-        session = self.one(None, None, *SESSIONS)
-        return c.Peek(self.path(), self.one(*INTEGERS), self.one(1, 10_000), size, session)
+        size = self.pick(2**63 - 1, -(2**63) + 1, 50)
+        session = self.pick(None, None, *SESSIONS)
+        return c.Peek(self.path(), self.pick(*INTEGERS), self.pick(1, 10_000), size, session)
 
     def delete_messages(self) -> c.Command[Any]:
         return c.DeleteMessages(
-            self.path(), self.one(1, 2, 100_000), self.moment(), self.maybe(self.session)
+            self.path(), self.pick(1, 2, 100_000), self.moment(), self.maybe(self.session)
         )
 
     def settle(self) -> c.Command[Any]:
-        reason, text = self.one(None, "bad", "x" * 4096), self.one(None, "é" * 4096)
-        return c.Settle(*self.locked(), self.one(*c.Disposition), reason, text)
+        reason, text = self.pick(None, "bad", "x" * 4096), self.pick(None, "é" * 4096)
+        return c.Settle(*self.locked(), self.pick(*c.Disposition), reason, text)
 
     def renew_locks(self) -> c.Command[Any]:
         return c.RenewLocks(*self.locked())
 
     def accept(self) -> c.Command[Any]:
-        path = self.one("sessions", "sessions", "news/Subscriptions/held", self.path())
+        path = self.pick("sessions", "sessions", "news/Subscriptions/held", self.path())
         wait = self.span(DAY) if self.chance(0.3) else timedelta(0)
-        return c.AcceptSession(path, self.one(None, *SESSIONS), wait)
+        return c.AcceptSession(path, self.pick(None, *SESSIONS), wait)
 
     def with_session(self) -> c.Command[Any]:
         path, found = self.in_session()
-        state = self.one(None, b"", b"state", b"x" * 256 * 1024)
-        return self.one(
+        state = self.pick(None, b"", b"state", b"x" * 256 * 1024)
+        return self.pick(
             c.RenewSession(path, found),
             c.ReleaseSession(path, found),
             c.GetSessionState(path, found),
             c.SetSessionState(path, found, state),
-            c.ListSessions(path, self.one(0, 1, 2**40), self.one(1, 10_000), self.moment()),
+            c.ListSessions(path, self.pick(0, 1, 2**40), self.pick(1, 10_000), self.moment()),
             c.DeleteMessages(path, 2, self.moment(), found),
             c.Receive(path, 3, session=found),
         )
 
     def lease(self) -> c.Command[Any]:
-        owner, duration = self.one(*OWNERS), self.one(SECOND, HOUR, HOUR, HOUR, SECOND / 10**6)
+        owner, duration = self.pick(*OWNERS), self.pick(SECOND, HOUR, HOUR, HOUR, SECOND / 10**6)
         if self.chance(0.3):
             first, last = sorted((self.number(), self.number()))
-            return c.LeaseRange(self.path(), owner, self.one(1, 10**6), first, last, duration)
+            return c.LeaseRange(self.path(), owner, self.pick(1, 10**6), first, last, duration)
         return c.LeaseRange(
             self.path(),
             owner,
-            self.one(1, 3, 10**6),
+            self.pick(1, 3, 10**6),
             duration=duration,
             wait=self.span(DAY) if self.chance(0.3) else timedelta(0),
-            past=self.one(None, [], [epoch for _, epoch in self.known.epochs], self.numbers(30)),
-            max_bytes=self.one(None, 1, 100, 2**63 - 1),
+            past=self.pick(None, [], [epoch for _, epoch in self.known.epochs], self.numbers(30)),
+            max_bytes=self.pick(None, 1, 100, 2**63 - 1),
         )
 
     def with_epoch(self) -> c.Command[Any]:
         path, epoch = self.under_epoch()
         first, last = self.number(), self.number()
-        pairs = self.some(lambda: (self.number(), self.number()), self.one(1, 5, 40))
-        parts = self.some(
-            lambda: c.DeadLetterPart(self.numbers(5), self.one("", "bad"), self.one(None, "é")), 3
+        pairs = self.several(lambda: (self.number(), self.number()), self.pick(1, 5, 40))
+        parts = self.several(
+            lambda: c.DeadLetterPart(self.numbers(5), self.pick("", "bad"), self.pick(None, "é")), 3
         )
-        size = self.one(2**63 - 1, 0, 100)
-        return self.one(
-            c.RenewRange(path, epoch, self.one(SECOND, HOUR)),
+        size = self.pick(2**63 - 1, 0, 100)
+        return self.pick(
+            c.RenewRange(path, epoch, self.pick(SECOND, HOUR)),
             c.ReadRange(path, epoch, first, last, size),
             c.SettleRange(path, epoch, pairs, parts, self.chance(0.3)),
             c.SettleRange(path, epoch, (), parts),
@@ -571,29 +575,29 @@ class Maker:
 
     def manage(self) -> c.Command[Any]:
         target = self.path()
-        return self.one(
+        return self.pick(
             c.CreateEntity(self.description(), self.maybe(self.rule)),
             c.CreateEntity(self.description()),
             c.UpdateEntity(self.description()),
             c.DeleteEntity(
-                target if self.chance(0.3) else self.one("new1", "new2", "new3", "new4")
+                target if self.chance(0.3) else self.pick("new1", "new2", "new3", "new4")
             ),
         )
 
     def rules(self) -> c.Command[Any]:
-        path = subscription_path(self.one(*TOPICS), self.one(*SUBSCRIPTIONS))
-        return self.one(
+        path = subscription_path(self.pick(*TOPICS), self.pick(*SUBSCRIPTIONS))
+        return self.pick(
             c.CreateRule(path, self.rule()),
             c.CreateRule(path, self.rule()),
             c.UpdateRule(path, self.rule()),
-            c.DeleteRule(path, self.one("one", "two", "three", "nobody")),
+            c.DeleteRule(path, self.pick("one", "two", "three", "nobody")),
         )
 
     def look(self) -> c.Command[Any]:
         path = self.path()
-        return self.one(
+        return self.pick(
             c.GetEntity(path),
-            c.ListEntities(self.one(*c.EntityKind), self.one(None, None, path)),
+            c.ListEntities(self.pick(*c.EntityKind), self.pick(None, None, path)),
             c.GetRuntimeProperties(path),
             c.ListRules(path),
             c.ReadMeter(),
@@ -601,6 +605,6 @@ class Maker:
         )
 
     def keys(self) -> c.Command[Any]:
-        return self.one(
-            c.PutKey(self.key()), c.DeleteKey(self.one("one", "two"), self.one(None, self.path()))
+        return self.pick(
+            c.PutKey(self.key()), c.DeleteKey(self.pick("one", "two"), self.pick(None, self.path()))
         )

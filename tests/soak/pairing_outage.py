@@ -30,8 +30,8 @@ from tests.soak.pairing_site import (
     QUEUE,
     Terms,
     Twins,
+    arrived_at_primary,
     bring_home,
-    held_by_primary,
     left_in_backlog,
     sends_to_secondary,
     syphon_at_work,
@@ -97,7 +97,7 @@ class Outcome:
 def conclude(twins: Twins, outcome: Outcome) -> Outcome:
     """Stop sending, bring the backlog home, and compare what was promised with what is there."""
     twins.stop_sending()
-    at_home = held_by_primary(twins)
+    at_home = arrived_at_primary(twins)
     outcome.complaints += [
         f"{worker.name} still sends to the backlog"
         for worker in twins.workers
@@ -107,16 +107,16 @@ def conclude(twins: Twins, outcome: Outcome) -> Outcome:
     home = bring_home(twins)
     outcome.times_s["home after"] = time.monotonic() - began
     outcome.moved, outcome.recognised = home.moved, home.recognised
-    held = held_by_primary(twins)
-    acknowledged = {one for worker in twins.workers for one in worker.acknowledged}
-    sent = {one for worker in twins.workers for one in worker.sent}
+    arrived = arrived_at_primary(twins)
+    acknowledged = {message_id for worker in twins.workers for message_id in worker.acknowledged}
+    sent = {message_id for worker in twins.workers for message_id in worker.sent}
     refused = [refusal for worker in twins.workers for refusal in worker.refused]
     outcome.acknowledged = len(acknowledged)
     outcome.raised = Counter(type(refusal.error).__name__ for refusal in refused)
-    outcome.raised_and_there = sum(refusal.message_id in held for refusal in refused)
-    outcome.lost = sorted(acknowledged - set(held))
-    outcome.doubled = sorted(one for one, count in held.items() if count > 1)
-    outcome.unheard_of = sorted(set(held) - sent)
+    outcome.raised_and_there = sum(refusal.message_id in arrived for refusal in refused)
+    outcome.lost = sorted(acknowledged - set(arrived))
+    outcome.doubled = sorted(message_id for message_id, count in arrived.items() if count > 1)
+    outcome.unheard_of = sorted(set(arrived) - sent)
     outcome.left = left_in_backlog(twins)
     outcome.complaints += [worker.trouble for worker in twins.workers if worker.trouble]
     return outcome
@@ -136,7 +136,7 @@ def note_untouched(twins: Twins, outcome: Outcome, before: list[dict[str, Any]])
     """Complain of everything a failover would leave."""
     for client in twins.clients:
         outcome.complaints += [f"there was {event}" for event in client.events]
-        outcome.complaints += [f"{one.path} is known" for one in client.pairing.status()]
+        outcome.complaints += [f"{status.path} is known" for status in client.pairing.status()]
     after = sends_to_secondary(twins)
     outcome.complaints += [f"sent to the secondary: {row}" for row in after if row not in before]
 
@@ -202,7 +202,7 @@ def _note_failover(twins: Twins, outcome: Outcome, struck: float) -> None:
             for refusal in worker.refused
             if at_once or refusal.began > over
         ]
-        acknowledged = [w for one in client.workers for w in one.acknowledged.values()]
+        acknowledged = [w for worker in client.workers for w in worker.acknowledged.values()]
         firsts.append(min(when for when in acknowledged if when > over))
     outcome.times_s["first diverted after"] = min(firsts) - struck
     outcome.times_s["every client's by"] = max(firsts) - struck
@@ -246,11 +246,11 @@ def throttled(seed: int) -> Outcome:
             lambda: courier.busy_until(QUEUE, now_us()) > now_us(),
             "the patient client is told to wait",
         )
-        told = time.time()
+        struck_at = time.time()
         until(lambda: any(w.refused for w in hasty.workers), "a hasty send raises")
         twins.stop_sending()
         last = max(when for w in patient.workers for when in w.acknowledged.values())
-        outcome.times_s["waited"] = last - told
+        outcome.times_s["waited"] = last - struck_at
         outcome.complaints += [
             f"{refusal.message_id} raised {refusal.error!r:.200}, and had the time to wait"
             for worker in patient.workers
@@ -275,8 +275,8 @@ def backlog_queue_stopped(seed: int) -> Outcome:
         secondary = twins.secondary.connection_string
         with NamespaceManager.from_connection_string(secondary) as manager:
             queues = {queue.path: queue for queue in manager.list_queues()}
-            held = {p: manager.get_runtime_properties(p).active_message_count for p in queues}
-            path = max(held, key=lambda one: held[one])
+            counts = {p: manager.get_runtime_properties(p).active_message_count for p in queues}
+            path = max(counts, key=lambda queue: counts[queue])
             stopped = time.time()
             manager.update_queue(replace(queues[path], status=EntityStatus.SEND_DISABLED))
             until(lambda: path in _pulled(twins), f"{path} leaves the rotation")
@@ -415,9 +415,13 @@ def _stop_own_queue(twins: Twins, outcome: Outcome) -> None:
 
 def _note_overtaken(twins: Twins, outcome: Outcome) -> None:
     """Complain of every acknowledged message that a later one of its client overtook."""
-    places = {message_id: at for at, message_id in enumerate(held_by_primary(twins))}
+    places = {message_id: at for at, message_id in enumerate(arrived_at_primary(twins))}
     for worker in twins.workers:
-        known = [(places[one], one) for one in worker.acknowledged if one in places]
+        known = [
+            (places[message_id], message_id)
+            for message_id in worker.acknowledged
+            if message_id in places
+        ]
         outcome.complaints += [
             f"{later} overtook {earlier}"
             for (before, earlier), (after, later) in pairwise(known)

@@ -112,13 +112,13 @@ class Worker:
         ids = [f"{self.name}.{first + n}" for n in range(count)]
         self.sent += ids
         body = bytes(self._generator.choice([10, 200, 2000]))
-        return [BrokeredMessage(body, message_id=one) for one in ids]
+        return [BrokeredMessage(body, message_id=message_id) for message_id in ids]
 
     def _settle(self, ids: Sequence[str], began: float, send: Callable[[], object]) -> None:
         try:
             send()
         except MessagingError as error:
-            self.refused += [Refusal(one, began, error) for one in ids]
+            self.refused += [Refusal(message_id, began, error) for message_id in ids]
         else:
             self.acknowledged.update(dict.fromkeys(ids, time.time()))
 
@@ -192,7 +192,7 @@ class Client:
         return next(e.at.timestamp() for e in self.events if isinstance(e, kind))
 
     def is_healthy(self) -> bool:
-        return all(one.state is HealthState.HEALTHY for one in self.pairing.status())
+        return all(status.state is HealthState.HEALTHY for status in self.pairing.status())
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class Repeating:
 
 def bring_home(twins: Twins) -> Homecoming:
     """Move every backlog queue to the primary."""
-    had = held_by_primary(twins)
+    had = arrived_at_primary(twins)
     with (
         MessagingFactory.from_connection_string(twins.primary_string) as primary,
         MessagingFactory.from_connection_string(twins.secondary.connection_string) as secondary,
@@ -353,8 +353,8 @@ def bring_home(twins: Twins) -> Homecoming:
             while mover.move(queue):
                 pass
     assert not mover.dead_lettered, "messages that cannot go home"
-    ids = [one for page in diverted for one in page.column("message_id").to_pylist()]
-    return Homecoming(mover.moved, sum(one in had for one in ids))
+    ids = [message_id for page in diverted for message_id in page.column("message_id").to_pylist()]
+    return Homecoming(mover.moved, sum(message_id in had for message_id in ids))
 
 
 @contextmanager
@@ -386,24 +386,27 @@ def syphon_at_work(twins: Twins) -> Iterator[Homecoming]:
     assert not thread.is_alive(), "the syphon does not end"
 
 
-def held_by_primary(twins: Twins) -> Counter[str]:
+def arrived_at_primary(twins: Twins) -> Counter[str]:
     """Count what the primary's queue holds, by message_id; in the order of their first place."""
-    held: Counter[str] = Counter()
+    arrived: Counter[str] = Counter()
     with MessagingFactory.from_connection_string(twins.primary_string) as factory:
         receiver = factory.create_message_receiver(QUEUE)
         start = 0
         while page := receiver.peek(start, 1000):
-            held.update(str(message.message_id) for message in page)
+            arrived.update(str(message.message_id) for message in page)
             assert page[-1].sequence_number is not None
             start = page[-1].sequence_number + 1
-    return held
+    return arrived
 
 
 def left_in_backlog(twins: Twins) -> int:
     """Count what the backlog queues hold, dead letters too."""
     with NamespaceManager.from_connection_string(twins.secondary.connection_string) as manager:
-        held = [manager.get_runtime_properties(queue.path) for queue in manager.list_queues()]
-    return sum(one.active_message_count + one.dead_letter_message_count for one in held)
+        found = [manager.get_runtime_properties(queue.path) for queue in manager.list_queues()]
+    return sum(
+        properties.active_message_count + properties.dead_letter_message_count
+        for properties in found
+    )
 
 
 def sends_to_secondary(twins: Twins) -> list[dict[str, Any]]:

@@ -174,8 +174,8 @@ class Run:
         self.primary_kind = kinds[0]
         self.primary, self.secondary = (self.engines[kind](self._stack) for kind in kinds)
         self.to_divert_s: dict[str, float] = {}  # the longest time to a success, by way
-        self.here, self.there = self.primary.where("shop"), self.secondary.where("backup")
-        with NamespaceManager.from_connection_string(self.here) as manager:
+        self.shop, self.backup = self.primary.where("shop"), self.secondary.where("backup")
+        with NamespaceManager.from_connection_string(self.shop) as manager:
             manager.create_queue("orders")
         self.pair()
         self.queues = [backlog_queue_path("shop", index) for index in range(QUEUES)]
@@ -183,11 +183,11 @@ class Run:
 
     def pair(self) -> None:
         """Pair both brokers."""
-        factory = MessagingFactory.from_connection_string(self.here, retry_policy=PATIENCE)
+        factory = MessagingFactory.from_connection_string(self.shop, retry_policy=PATIENCE)
         self._stack.callback(factory.close)
         options = SendAvailabilityPairedNamespaceOptions(
-            NamespaceManager.from_connection_string(self.there, retry_policy=PATIENCE),
-            MessagingFactory.from_connection_string(self.there, retry_policy=PATIENCE),
+            NamespaceManager.from_connection_string(self.backup, retry_policy=PATIENCE),
+            MessagingFactory.from_connection_string(self.backup, retry_policy=PATIENCE),
             backlog_queue_count=QUEUES,
             failover_interval=timedelta(0),
         )
@@ -226,7 +226,8 @@ class Run:
             dies = not until_empty and self.random.random() < 0.2
             with ExitStack() as stack:
                 primary, secondary = (
-                    open_namespace(ConnectionString.parse(text)) for text in (self.here, self.there)
+                    open_namespace(ConnectionString.parse(text))
+                    for text in (self.shop, self.backup)
                 )
                 stack.callback(primary.close)
                 stack.callback(secondary.close)
@@ -237,7 +238,7 @@ class Run:
                 except MessagingError:
                     time.sleep(0.2)
                     continue
-                if until_empty and not sum(one.active_message_count for one in left):
+                if until_empty and not sum(queue.active_message_count for queue in left):
                     return
             time.sleep(0.2)
 
@@ -261,7 +262,7 @@ class Run:
     def received(self) -> list[BrokeredMessage]:
         """Receive and complete everything at the primary."""
         found: list[BrokeredMessage] = []
-        namespace = open_namespace(ConnectionString.parse(self.here))
+        namespace = open_namespace(ConnectionString.parse(self.shop))
         try:
             while True:
                 batch = namespace.ask(Receive("orders", 1000, timedelta(seconds=2)), 30)
@@ -372,7 +373,7 @@ def main() -> None:
         f"--seed {given.seed}"
     )
     found = [play(Run, pair, given.outages, given.seed) for pair in given.pair or PAIRS]
-    sys.exit(0 if all(one.is_good and one.ok for one in found) else 1)
+    sys.exit(0 if all(outcome.is_good and outcome.ok for outcome in found) else 1)
 
 
 if __name__ == "__main__":

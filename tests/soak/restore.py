@@ -241,7 +241,7 @@ class Site:
 class Copies:
     """What the servers held when the copy was taken."""
 
-    held: dict[str, set[str]]
+    message_ids: dict[str, set[str]]
 
 
 def play(case: Case, folder: Path) -> Outcome:
@@ -257,7 +257,7 @@ def play(case: Case, folder: Path) -> Outcome:
         site.send("b", 6)
         if case.when == "during":
             copies = site.copy()
-            copies.held["primary"] = on_primary  # it is down, and its directory rests
+            copies.message_ids["primary"] = on_primary  # it is down, and its directory rests
         site.send("c", 6)
         site.mend()
         site.bring_home()
@@ -269,7 +269,7 @@ def play(case: Case, folder: Path) -> Outcome:
         site.send("e", 10)
         site.mend()  # and what was diverted stays in the backlog
         found = {name: site.ids(name) for name in site.servers}
-        found |= {name: copies.held[name] for name in WHICH[case.which]}
+        found |= {name: copies.message_ids[name] for name in WHICH[case.which]}
         site.restore(WHICH[case.which], is_whole=case.is_whole)
         if case.is_restarted:
             site.begin_application()

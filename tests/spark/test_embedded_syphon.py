@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.inside import connection_strings
 from tests.soak.syphon_kill import MARK, end_all
 from tests.spark.twins import DEADLINE_S, PRIMARY, QUEUE, End, doubled, numbered, until
 from twinbus import (
@@ -79,8 +80,7 @@ def strings_of(pairing: SendAvailabilityPairing) -> list[ConnectionString]:
     """Return the connection strings that the workers of a pairing's syphon got."""
     syphon = pairing.syphon
     assert isinstance(syphon, Syphon)
-    # the syphon shows no connection string, because it holds a key
-    return [ConnectionString.parse(text) for text in (syphon._primary, syphon._secondary)]
+    return [ConnectionString.parse(text) for text in connection_strings(syphon)]
 
 
 class Pair:

@@ -136,8 +136,8 @@ def test_what_is_wrong_is_named_and_what_only_looks_so_is_not(
     books.message(home, "accepted", 1, "2", path="invoices", number=11, record=17)
     books.transfer("not told yet", 2, NOON + 300 * SECOND)
     books.transfer("fanned out", 3, NOON + SECOND, path="news")
-    for number, one in ((4, "twice"), (5, "vanished")):
-        books.message(away, "accepted", number, one, path=BACKLOG, record=number)
+    for number, message_id in ((4, "twice"), (5, "vanished")):
+        books.message(away, "accepted", number, message_id, path=BACKLOG, record=number)
         books.message(away, "completed", number, path=BACKLOG, record=number + 5)
     books.inventory(away, 20)
     last = NOON + 60 * SECOND
@@ -261,7 +261,9 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
         namespace.ask(Receive("orders"))
         for _ in range(20):
             ids = [os.urandom(60).hex() for _ in range(100)]
-            namespace.ask(Send("orders", [BrokeredMessage(b"", message_id=one) for one in ids]))
+            namespace.ask(
+                Send("orders", [BrokeredMessage(b"", message_id=message_id) for message_id in ids])
+            )
             namespace.ask(Receive("orders", 90, mode=ReceiveMode.RECEIVE_AND_DELETE))
             clock.advance(60 * SECOND)
     report = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
@@ -318,10 +320,10 @@ def test_files_that_are_merged_while_spark_reads_them_count_once(
     metered["purpose"] = "application"
     for number in range(1, 5):
         at = NOON + number * SECOND
-        one = {"at": at, "event": "accepted", "path": "orders", "number": 1, "first": number}
-        one |= {"last": number, "message_id": f"m{number}", "record": number}
+        accepted = {"at": at, "event": "accepted", "path": "orders", "number": 1, "first": number}
+        accepted |= {"last": number, "message_id": f"m{number}", "record": number}
         metered |= {"bucket": at, "count": 1, "messages": 1, "bytes": 10, "units": 1}
-        for kind, row in zip(kinds, (one, metered), strict=True):
+        for kind, row in zip(kinds, (accepted, metered), strict=True):
             ledgers[kind].write(pa.Table.from_pylist([row], SCHEMAS[kind]), moment_us(at))
     texts: list[str] = []
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from tests.inside import storage_of
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.log import Log
@@ -129,7 +130,7 @@ def test_days_that_are_not_asked_for_are_not_even_looked_at(lived: Story) -> Non
             survey(lived.ledgers, until=date(2030, 1, 1))
     finally:
         broken.unlink()
-    files = [path for held in found.files.values() for paths in held.values() for path in paths]
+    files = [path for files in found.files.values() for paths in files.values() for path in paths]
     assert {path.parent.name for path in files} == {"day=2030-01-02"}
 
 
@@ -151,8 +152,7 @@ def _blot_out(folder: Path, number: int) -> None:
     segment = log.segments[records[at].parts[0][1].segment]
     begin = _offset(records[at])
     end = _offset(records[at + 1]) if at + 1 < len(records) else segment.size
-    # damage that no broker does
-    fill_gap(log._storage, segment, begin, end, number)
+    fill_gap(storage_of(log), segment, begin, end, number)
     log.close()
 
 
@@ -170,9 +170,9 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
     with _open(folder, clock) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         removed = 0
-        for one in ids:
-            namespace.ask(Send("orders", [BrokeredMessage(b"x", message_id=one)]))
-            if one == ids[2]:
+        for message_id in ids:
+            namespace.ask(Send("orders", [BrokeredMessage(b"x", message_id=message_id)]))
+            if message_id == ids[2]:
                 removed = namespace.engine.log.last_record
         batch = namespace.ask(Receive("orders", 1))
         namespace.ask(Settle("orders", batch.column("lock_token"), Disposition.COMPLETE))
@@ -190,7 +190,7 @@ def test_what_was_removed_doubled_or_brought_back_is_named(
     table = pq.read_table(tmp_path / "tables" / "suspects.parquet")
     assert set(table.column("message_id").to_pylist()) == {ids[0], ids[2], ids[4]}
     page = report_page(report)
-    assert all(one in page for one in (ids[0], ids[2], ids[4]))
+    assert all(message_id in page for message_id in (ids[0], ids[2], ids[4]))
     assert ids[1] not in page
 
 
@@ -219,7 +219,7 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
     with pytest.raises(LedgerDamagedError, match=bad.name):
         make_report(spark, settings)
     report = make_report(spark, replace(settings, skip_bad_files=True))
-    assert [one.path for one in report.survey.left_out] == [bad]
+    assert [left_out.path for left_out in report.survey.left_out] == [bad]
     assert totals(report.stages) == {"send": 4}
     assert bad.name in report_page(report)
 
@@ -291,7 +291,7 @@ def test_the_command_exits_with_1_and_names_messages_that_are_not_accounted_for(
 @pytest.fixture
 def run() -> Callable[..., Any]:
     def call(*arguments: object) -> Any:
-        return CliRunner().invoke(root, [str(one) for one in arguments])
+        return CliRunner().invoke(root, [str(argument) for argument in arguments])
 
     return call
 

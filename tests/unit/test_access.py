@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.inside import remembered_claims
 from tests.unit.properties import replayed
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
@@ -100,9 +101,9 @@ def token(secret: str = FIRST, path: str = "", name: str = "key", expires_s: int
     return sign_token(f"twinbus://contoso/{path}", name, secret, expires_s)
 
 
-def keys(*held: SharedAccessKey) -> AccessKeys:
+def keys(*known: SharedAccessKey) -> AccessKeys:
     ring = AccessKeys()
-    for item in held:
+    for item in known:
         ring.put(item)
     return ring
 
@@ -155,8 +156,7 @@ def test_the_claims_that_a_token_was_found_to_have_are_remembered_within_a_bound
         assert allows(admission, command)
         assert allows(admission, command)
         assert not allows(admission, c.Receive(f"queue{number}"))
-    # only memory shows what is remembered
-    assert 0 < len(admission._allowed) <= ALLOWED_REMEMBERED
+    assert 0 < remembered_claims(admission) <= ALLOWED_REMEMBERED
 
 
 def test_claims_remembered_for_one_origin_or_path_are_not_used_for_another() -> None:

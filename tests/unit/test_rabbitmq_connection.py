@@ -52,11 +52,11 @@ def test_it_can_be_written_and_read_again(text: str) -> None:
 
 
 def test_the_order_of_hosts_does_not_matter_for_the_address() -> None:
-    one, other = (
+    first, other = (
         parse("Endpoint=amqp://a.example,B.example"),
         parse("Endpoint=amqp://b.example,a.example/"),
     )
-    assert one.address == other.address == "a.example:5672,b.example:5672/"
+    assert first.address == other.address == "a.example:5672,b.example:5672/"
     assert parse("Endpoint=amqp://a.example/other").address == "a.example:5672/other"
 
 

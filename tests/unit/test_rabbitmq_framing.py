@@ -86,12 +86,12 @@ def test_a_publication_has_the_frames_that_pika_writes(size: int, content_type: 
     method = publish_method(CHANNEL, "", "orders")
     pieces = without(b"".join(properties.encode()), (), ())
     made.publish(CHANNEL, method, Publication(*pieces, body, ""), 5)
-    ours = b"".join(made.written)
+    encoded = b"".join(made.written)
     made.written.clear()
     properties.headers = {"x-twinbus-publication": pika.compat.long(5), "a": 1}
     method = spec.Basic.Publish(exchange="", routing_key="orders", mandatory=True)
     pika.connection.Connection._send_message(made, CHANNEL, method, (properties, body))
-    assert ours == b"".join(made.written)
+    assert encoded == b"".join(made.written)
 
 
 # -- messages --------------------------------------------------------------------------------------

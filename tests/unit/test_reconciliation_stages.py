@@ -87,7 +87,9 @@ def reconciled(pieces: list[Rows], buckets: int) -> Result:
     names = ["home", "away", "syphon"]
     accounts = [Account() for _ in names]
     aggregates = [facts_in([piece], accounts) for piece in pieces]
-    stated = accounts_of(pa.concat_tables([one.statements for one in aggregates]), len(names))
+    stated = accounts_of(
+        pa.concat_tables([aggregate.statements for aggregate in aggregates]), len(names)
+    )
     facts = Facts.of([facts_in(pieces, stated)], names, stated)
     read = [item for piece in pieces for item in scatter([piece], facts, buckets)]
     decided = [item for own in shuffled(read, buckets, int) for item in decide(own, facts, buckets)]
@@ -97,16 +99,16 @@ def reconciled(pieces: list[Rows], buckets: int) -> Result:
         for own in shuffled(found, buckets, lambda key: int(key[0]))
     ]
     tally = Counts()
-    for one in answers:
-        tally.add(one.tally)
+    for task in answers:
+        tally.add(task.tally)
     statuses: Counter[tuple[int, str]] = Counter()
     for (queue, status), count in tally.statuses.items():
         statuses[ledger_of(queue), STATUSES[status]] += count
-    rows = [row for one in answers for row in one.suspects.to_pylist()]
+    rows = [row for task in answers for row in task.suspects.to_pylist()]
     return Result(
         +statuses,
         {(row["message_id"], row["sequence_number"], STATUSES[row["status"]]) for row in rows},
-        [own for one in answers for own in one.transfers],
+        [own for task in answers for own in task.transfers],
     )
 
 

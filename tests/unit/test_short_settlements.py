@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.inside import row_states
 from tests.scenarios.site import Site
 from tests.unit.properties import replayed
 from twinbus.broker.accounts.trail import Changes, table_of
@@ -96,8 +97,13 @@ def locked(count: int, undo: Undo) -> Waiting:
 
 
 def state_of(waiting: Waiting) -> tuple[Any, ...]:
-    states = waiting.get("state", np.arange(waiting._end)).tolist()
-    return states, waiting.counts.tolist(), waiting.live, waiting.size_in_bytes, waiting.faults()
+    return (
+        row_states(waiting),
+        waiting.counts.tolist(),
+        waiting.live,
+        waiting.size_in_bytes,
+        waiting.faults(),
+    )
 
 
 @given(st.integers(1, 6), st.data())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.properties import replayed
 from twinbus.broker.queue.ranges import Lease
-from twinbus.broker.sending.transfers import ANYBODY, Transfers
+from twinbus.broker.sending.transfers import ANY_KEY, Transfers
 from twinbus.errors import InvalidArgumentError
 from twinbus.intervals import Intervals, pack, runs, unpack
 from twinbus.limits import (
@@ -183,9 +183,9 @@ def test_a_sender_belongs_to_the_key_that_used_it_first() -> None:
     transfers = Transfers()
     transfers.take(sender_source(1), [(0, 9)], "first")
     transfers.take(sender_source(1), [(10, 19)], "second")
-    transfers.take(sink_source("of Spark"), [(0, 9)], ANYBODY)
+    transfers.take(sink_source("of Spark"), [(0, 9)], ANY_KEY)
     assert transfers.owner(sender_source(1)) == "first"
-    assert transfers.owner(sink_source("of Spark")) == ANYBODY
+    assert transfers.owner(sink_source("of Spark")) == ANY_KEY
     assert transfers.owner("a backlog queue") is None
 
 

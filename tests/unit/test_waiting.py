@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.inside import spoil_first_active
 from tests.unit.properties import replayed
 from twinbus.broker.lifecycle import FINAL, TABLE, Cause, IllegalStepError, State
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting
@@ -226,8 +227,7 @@ def test_counts_that_do_not_add_up_are_found(spoil: str) -> None:
     elif spoil == "sequence":
         waiting.put("sequence", at[:1], 2)
     else:
-        # damage that no caller can do
-        waiting._first_active = 1
+        spoil_first_active(waiting)
     assert len(waiting.faults()) == 1
 
 

@@ -264,7 +264,11 @@ def symbols(*, default: Any = MISSING) -> Any:
         def read(data: Buffer, at: int) -> tuple[tuple[str, ...], int]:
             array, at = reader(data, at)
             if array.element is not Symbol or array.descriptor is not None:
-                raise AmqpError("expected an array of symbols", Condition.INVALID_FIELD)
+                found = "an array" if array.descriptor is None else "a described array"
+                raise AmqpError(
+                    f"expected an array of symbols, found {found} of {array.element.__name__}",
+                    Condition.INVALID_FIELD,
+                )
             return tuple(str(name) for name in array.items), at
 
         return read

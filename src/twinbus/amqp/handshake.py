@@ -58,7 +58,10 @@ class Handshake:
             write(_HEADERS[self.layer])
 
     def take(self, reader: AmqpFrameReader) -> bool:
-        """Process what has arrived; return whether AMQP begins. AmqpError: the peer is refused."""
+        """Process bytes that have arrived; return whether the handshake is complete.
+
+        Raises AmqpError if the peer violates the protocol or its credentials are refused.
+        """
         while self.layer is not Layer.FRAMES:
             if self.layer is Layer.SASL:
                 view = reader.take_frame()
@@ -93,7 +96,10 @@ class Handshake:
     def _take_sasl(self, view: FrameView) -> None:
         assert self._sasl is not None
         if view.type != FrameType.SASL:
-            raise AmqpError("an AMQP frame arrived before the end of SASL", Condition.FRAMING_ERROR)
+            raise AmqpError(
+                "an AMQP frame arrived during SASL; send it after the SASL outcome",
+                Condition.FRAMING_ERROR,
+            )
         received, end = read_composite(view.data[: view.end], view.begin)
         if end != view.end:
             raise AmqpError(

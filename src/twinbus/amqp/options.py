@@ -30,13 +30,15 @@ from twinbus.limits import (
 
 @dataclass(frozen=True, slots=True)
 class PeerBounds:
-    """How much of our memory a peer may use; a server widens them for peers that it trusts."""
+    """The memory that a peer may use at our end; a server raises the bounds for trusted peers."""
 
     max_sessions: int = MAX_AMQP_SESSIONS
     max_links: int = MAX_AMQP_LINKS
     max_kept_bytes: int = MAX_AMQP_KEPT_BYTES  # of attach frames
     max_partial_bytes: int = MAX_AMQP_PARTIAL_BYTES  # of unfinished deliveries
-    max_unread_bytes: int = MAX_UNREAD_BYTES  # of our bytes, before we stop reading from the peer
+    max_unread_bytes: int = (
+        MAX_UNREAD_BYTES  # bytes that the peer has not read; above it we read no more
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class ConnectionOptions:
     bounds: PeerBounds = PeerBounds()
     incoming_window: int = AMQP_INCOMING_WINDOW
     tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore it
-    rejects_too_large: bool = False  # reject only the delivery; the standard ends the link
+    rejects_too_large: bool = False  # if a delivery is too large, reject it and keep the link
     first_number: int = 0  # of our deliveries; tests start just before the wrap-around
 
     def __post_init__(self) -> None:
@@ -67,7 +69,8 @@ class ConnectionOptions:
             )
         if not (1 <= self.max_sessions <= 65536 and self.max_session_links >= 1):
             raise InvalidArgumentError(
-                "max_sessions must be 1 to 65536, and max_session_links at least 1"
+                f"max_sessions is {self.max_sessions} and max_session_links is "
+                f"{self.max_session_links}; they must be 1 to 65536, and at least 1"
             )
 
 

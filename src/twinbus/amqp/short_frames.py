@@ -22,7 +22,7 @@ _DISPOSITION: Final = b"\x00\x53\x15\xc0"
 _NULL, _ZERO, _SMALL, _WIDE, _SHORT_BINARY, _BYTE_BOOLEAN = 0x40, 0x43, 0x52, 0x70, 0xA0, 0x56
 _BEFORE_TAIL: Final = b"\x43\x43\xa0\x01\x00"  # a handle, a delivery-id and a delivery-tag
 _ROLE_AND_RANGE: Final = b"\x41\x43\x43"
-_MAX_TAIL_BYTES: Final = 32  # that are remembered; the outcome `rejected` has more
+_MAX_TAIL_BYTES: Final = 32  # longer tails, such as of `rejected`, are not remembered
 _REMEMBERED: Final = 256
 _unpack_uint = struct.Struct(">I").unpack_from
 

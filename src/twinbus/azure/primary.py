@@ -60,8 +60,9 @@ class Primary:
             return replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
         if connection.place is not Place.SERVICE_BUS:
             raise InvalidArgumentError(
-                "The primary of a client of the SDK must be reached at sb:// or twinbus://, "
-                "because receivers speak AMQP. Any other namespace can be its secondary"
+                f"The primary is a namespace at {connection.place.value}://, which receivers of "
+                "the SDK cannot reach. Use sb:// or twinbus:// as the primary; any namespace can "
+                "be the secondary"
             )
         return connection
 

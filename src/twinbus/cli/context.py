@@ -300,8 +300,9 @@ def check_spark() -> None:
 def spark_conf(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Read settings of Spark, each name=value."""
     pairs = [value.partition("=") for value in values]
-    if not all(name and equals for name, equals, _ in pairs):
-        raise click.BadParameter("write each setting of Spark as NAME=VALUE")
+    for name, equals, _value in pairs:
+        if not (name and equals):
+            raise click.BadParameter(f"{name!r:.60} is not a setting of Spark; write NAME=VALUE")
     return {name: value for name, _, value in pairs}
 
 

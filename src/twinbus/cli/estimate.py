@@ -34,7 +34,9 @@ def _sweep(
     texts = [value.strip() for value in values.split(",") if value.strip()]
     if not equals or name not in _SWEPT or not texts:
         names = ", ".join(known.replace("_", "-") for known in _SWEPT)
-        raise click.BadParameter(f"write NAME=VALUE,VALUE,...; NAME is one of {names}")
+        raise click.BadParameter(
+            f"{given!r:.60} cannot be swept; write NAME=VALUE,VALUE,... with a NAME of {names}"
+        )
     try:
         return name, [(text, _value(name, text)) for text in texts]
     except InvalidArgumentError as error:

@@ -92,7 +92,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line; return its exit code. The caller handles KeyboardInterrupt."""
     _print_anything()
     completing = os.environ.get(_COMPLETE)
-    if completing is not None:  # a shell asks what may follow
+    if completing is not None:  # a shell asks for completions
         return shell_complete(root, {}, "twinbus", _COMPLETE, completing)
     try:
         with root.make_context("twinbus", list(arguments)) as context:
@@ -101,7 +101,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except click.Abort:
-        click.echo("nothing was done", err=True)
+        click.echo("cancelled; nothing was changed", err=True)
         return ExitCode.REFUSED
     except click.ClickException as error:
         error.show()
@@ -115,6 +115,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _print_anything() -> None:
-    """Make standard output print characters that its encoding lacks as escapes."""
+    """Make standard output escape the characters that it cannot encode."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -18,7 +18,7 @@ import pyarrow as pa
 from twinbus.cost.answers import EntityTransfers
 from twinbus.cost.exchange import DEAD, HOME, SCHEMAS, Content, Counts, Kind, tables_of
 from twinbus.cost.facts import Facts, integers
-from twinbus.cost.identities import ANYWHERE, KeyedItem
+from twinbus.cost.identities import SPREAD_KEYS, KeyedItem
 from twinbus.cost.suspects import in_order, sample
 from twinbus.limits import REPORT_PARTITION_ROWS
 from twinbus.message import Int64s
@@ -34,17 +34,17 @@ class TaskFindings:
     tally: Counts = field(default_factory=Counts)
     transfers: list[EntityTransfers] = field(default_factory=list)
     suspects: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
-    suspect_count: int = 0  # of all; `suspects` has only the first
+    suspect_count: int = 0  # of all suspects; `suspects` has only the first ones
     sample: pa.Table = field(default_factory=SCHEMAS[Kind.SUSPECT].empty_table)
 
 
 def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> TaskFindings:
-    """Return what the items come to; those of a destination come together, sorted by kind."""
+    """Return the findings of a task, from items that are sorted by destination and kind."""
     found = TaskFindings()
     suspects = []
     for destination, own in itertools.groupby(items, key=lambda item: item[0][0]):
         contents = (item[1] for item in own)
-        if destination > ANYWHERE:
+        if destination > SPREAD_KEYS:
             found.transfers.append(_summary(contents, facts))
             continue
         for _, content in contents:

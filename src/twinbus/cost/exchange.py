@@ -29,7 +29,7 @@ class Kind(IntEnum):
     TRANSFER = 2  # transfers of messages
     ACCEPTED = 3  # messages that were accepted, by place
     INTERVAL = 4  # messages that ended, or are present
-    MESSAGE = 5  # the same, by message id, with what is asked about each
+    MESSAGE = 5  # messages by id, and what is asked about each
     DELIVERY = 6  # transfers, by destination
     DIVERTED = 7  # messages that an entity accepted after a detour
     DIRECT = 8  # messages that it accepted from their sender

@@ -41,24 +41,24 @@ from twinbus.cost.places import (
 )
 from twinbus.message import Int64s
 
-ANYWHERE = -2  # this and less is in place of a destination; -1: a message without one
+SPREAD_KEYS = -2  # from here down: keys of rows without a destination; -1: messages without one
 KeyedItem = tuple[tuple[int, int], Content]  # destination and kind, which sort
 
 
 def look_up(items: Iterable[Item], facts: Facts) -> Iterator[KeyedItem]:
-    """Answer what was asked about the messages of a bucket."""
+    """Yield the findings about the messages of a bucket, keyed by destination."""
     items = list(items)
-    nowhere = ANYWHERE - (items[0][0] if items else 0)  # so that these are not all in one bucket
+    spread_key = SPREAD_KEYS - (items[0][0] if items else 0)  # differs by bucket
     inbox = TaskTables(items)
     rows, transfers = inbox.take(Kind.MESSAGE), inbox.take(Kind.TRANSFER)
     for kind, content in inbox.passed_on():
-        yield (nowhere, kind), (kind, content)
+        yield (spread_key, kind), (kind, content)
     found = Messages(rows, transfers, facts)
     tally = Counts()
     for suspects in (found.doubled(), found.lost(tally), found.left(), found.not_home()):
         if suspects.num_rows:
-            yield (nowhere, Kind.SUSPECT), (Kind.SUSPECT, packed(suspects))
-    yield (nowhere, Kind.TALLY), (Kind.TALLY, tally)
+            yield (spread_key, Kind.SUSPECT), (Kind.SUSPECT, packed(suspects))
+    yield (spread_key, Kind.TALLY), (Kind.TALLY, tally)
     yield from found.deliveries()
     yield from found.arrivals()
 

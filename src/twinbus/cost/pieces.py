@@ -88,7 +88,7 @@ class BatchPiece:
     kind: LedgerKind
     ledger: int
     is_before: bool
-    columns: tuple[str, ...]  # those that the batch has
+    columns: tuple[str, ...]  # the columns of the batch
     content: bytes
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -16,6 +16,7 @@ from typing import Any
 from twinbus.cost.stages import Stage, is_billed
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_OPERATIONS, MAX_PRICE
+from twinbus.values import shown
 
 _LEAST_SHOWN = Decimal("0.0001")
 _MILLION = 1_000_000
@@ -176,7 +177,10 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
         if not isinstance(found.get(name), str) or not found[name].strip():
             raise InvalidArgumentError(f"{name} is missing or is not a text; set it to a text")
     if type(found.get("as_of")) is not date:
-        raise InvalidArgumentError("as_of must be a date, such as 2026-11-16")
+        raise InvalidArgumentError(
+            f"as_of is {shown(found.get('as_of'))}; it must be a date without quotes, such as "
+            "2026-11-16"
+        )
     base, operations = found.get("base", {}), found.get("operations", {})
     bandwidth = found.get("bandwidth", {})
     _check_names("[bandwidth]", bandwidth, {"per_gigabyte"})
@@ -186,10 +190,14 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
     )
     counted_per = base.get("counted_per", _COUNTED_PER[0])
     if counted_per not in _COUNTED_PER:
-        raise InvalidArgumentError(f"base.counted_per must be one of {', '.join(_COUNTED_PER)}")
+        raise InvalidArgumentError(
+            f"base.counted_per is {shown(counted_per)}; it must be one of {', '.join(_COUNTED_PER)}"
+        )
     for name in ("bill_completions", "bill_management"):
         if not isinstance(operations.get(name, True), bool):
-            raise InvalidArgumentError(f"operations.{name} must be true or false")
+            raise InvalidArgumentError(
+                f"operations.{name} is {shown(operations[name])}; it must be true or false"
+            )
     return PriceSheet(
         name=found["name"],
         as_of=found["as_of"],
@@ -218,14 +226,15 @@ def _tiers(tables: Any) -> tuple[Tier, ...]:
     below = [bound for bound in bounds[:-1] if bound is not None]
     if tiers and (bounds[-1] is not None or None in bounds[:-1] or below != sorted(set(below))):
         raise InvalidArgumentError(
-            "tiers must be in ascending order; each has an up_to, except the last"
+            f"the values of up_to are {shown(bounds)}; sort the tiers in ascending order, and give "
+            "each tier an up_to, except the last"
         )
     return tuple(tiers)
 
 
 def _check_names(where: str, table: Any, known: set[str]) -> None:
     if not isinstance(table, dict):
-        raise InvalidArgumentError(f"{where} must be a table")
+        raise InvalidArgumentError(f"{where} is {shown(table)}; it must be a table of settings")
     unknown = sorted(set(table) - known)
     if unknown:
         raise InvalidArgumentError(

@@ -170,7 +170,10 @@ def _cause_shown() -> Iterator[None]:
     except (PySparkException, Py4JJavaError) as error:
         named = _FILE.search(str(error))
         if named is None or not any(code in str(error) for code in _UNREADABLE):
-            raise MessagingError(f"Spark cannot create the report: {reason_of(error)}") from error
+            raise MessagingError(
+                f"Spark cannot create the report: {reason_of(error)}. Look into the log of "
+                "Spark, remove the cause, and run the report again"
+            ) from error
         why = "damaged: a part of it cannot be read, or fails its checksum"
         raise _DamagedFileError(folder_of(unquote(named[0])), why) from error
 

@@ -25,7 +25,7 @@ from twinbus.limits import (
 )
 from twinbus.locations import HadoopPath, Location, as_pattern
 
-Columns = Mapping[LedgerKind, Sequence[str]]  # those to read, by kind
+Columns = Mapping[LedgerKind, Sequence[str]]  # the columns to read, by kind of ledger
 _TYPES = {
     pa.string(): "string",
     pa.int32(): "int",
@@ -37,7 +37,7 @@ _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": str(LEDGER_FILE_ROWS),
     "spark.sql.sources.parallelPartitionDiscovery.threshold": str(REPORT_LISTED_FILES),
-    "spark.sql.files.ignoreMissingFiles": "false",  # rows would be missing
+    "spark.sql.files.ignoreMissingFiles": "false",  # else the report would lack rows
 }
 
 
@@ -50,7 +50,10 @@ def task_count(session: SparkSession, rows: int) -> int:
 def pieces_of(
     session: SparkSession, surveyed: Survey, columns: Columns, before: Survey | None = None
 ) -> RDD[Piece]:
-    """Return the rows of some kinds of ledgers, and the messages of the day before the report."""
+    """Return the rows of the ledgers of the kinds in `columns`.
+
+    With `before`, a survey of the day before the report, also return the messages of that day.
+    """
     local: list[FilePiece] = []
     others: list[RDD[Piece]] = []
     for found, kind, ledger, paths in _files(surveyed, columns, before):

@@ -153,7 +153,10 @@ def from_spark(batch: pa.RecordBatch) -> pa.RecordBatch:
         except pa.ArrowException as error:
             raise InvalidArgumentError(f"column {field.name} has a wrong type: {error}") from error
     if columns[0].null_count:
-        raise InvalidArgumentError("a row has no body; use an empty body")
+        raise InvalidArgumentError(
+            f"{columns[0].null_count} of {batch.num_rows} rows have a null as body; use an empty "
+            "body"
+        )
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
 
@@ -177,7 +180,9 @@ def _properties_from_spark(column: pa.Array) -> pa.Array:
     count = len(column)
     if column.null_count == count or not pa.types.is_map(column.type):
         if column.null_count != count:
-            raise InvalidArgumentError("properties must be a map of names to values")
+            raise InvalidArgumentError(
+                f"properties is {column.type}; it must be a map of names to values"
+            )
         offsets = pa.array(np.zeros(count + 1, np.int32))
         nothing = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_type))
         return pa.MapArray.from_arrays(offsets, *nothing, type=PROPERTIES_TYPE)

@@ -131,9 +131,10 @@ class SourceOptions:
             try:
                 return Path(self.connection_file).read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
+                cause = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
                 raise InvalidArgumentError(
-                    "connectionFile cannot be read on this machine. Put the file on every machine "
-                    "of the cluster, at the same path"
+                    f"connectionFile cannot be read on this machine: {cause}. Put the file on "
+                    "every machine of the cluster, at the same path"
                 ) from error
         found = os.environ.get(self.connection_env, "")
         if not found:

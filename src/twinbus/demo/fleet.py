@@ -84,7 +84,7 @@ class Fleet(Closable):
 
     size = APPLICATIONS
     pace_s = PACE_S
-    refusals: tuple[type[Exception], ...] = (MessagingError,)  # that a send may raise
+    refusals: tuple[type[Exception], ...] = (MessagingError,)  # the errors that a send may raise
 
     def __init__(
         self,

@@ -37,9 +37,10 @@ PATIENCE_S = 240.0  # how long to wait for each condition; each takes seconds on
 
 
 def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
-    """Run the demo with acts of `seconds`, and write its page; return whether it passed.
+    """Run the demo and write its page; return whether it passed.
 
-    `on_sdk` means that the applications use the SDK of Azure Service Bus.
+    Applications send for `seconds` before, during and after the outage. `on_sdk` means that they
+    use the SDK of Azure Service Bus.
     """
     logging.getLogger("twinbus").setLevel(logging.CRITICAL)  # the display shows the same events
     silence_py4j()
@@ -76,7 +77,7 @@ def describe_queue(*, detects_duplicates: bool = False) -> QueueDescription:
     )
 
 
-def _people(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], str]]:
+def _clients(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], str]]:
     """Return the classes of senders and receivers, and a function of a connection string."""
     if not on_sdk:
         return Fleet, Consumer, str
@@ -99,10 +100,10 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     secondary = stack.enter_context(DemoServer(folder / "backup", config))
     recorder.record("two servers are up, a primary and a secondary")
     with NamespaceManager.from_connection_string(primary.connection) as manager:
-        # A Service Bus does not recognise a repeated send; the queue does, by the message id.
+        # The SDK does not number its sends, so the queue finds repeated sends by the message id.
         manager.create_queue(describe_queue(detects_duplicates=on_sdk))
     ledger = folder / "applications"
-    senders, receivers, address_of = _people(on_sdk=on_sdk)
+    senders, receivers, address_of = _clients(on_sdk=on_sdk)
     home = address_of(primary.connection)
     fleet = stack.enter_context(senders(home, secondary.connection, ledger, recorder))
     consumer = stack.enter_context(receivers(home))

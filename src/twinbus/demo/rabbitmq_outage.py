@@ -49,7 +49,10 @@ class RabbitConsumer(Consumer):
 
 
 def run_rabbitmq_demo(seconds: float) -> bool:
-    """Run the demo with acts of `seconds`; return whether it passed."""
+    """Run the demo; return whether it passed.
+
+    Applications send for `seconds` before, during and after the outage.
+    """
     why = missing()
     if why is not None:
         raise InvalidOperationError(f"this demo needs a RabbitMQ, and {why}")

@@ -80,7 +80,8 @@ def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np
         longest = pc.max(pc.utf8_length(names)).as_py()
     if not lengths.all() or longest > MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
-            f"a property's name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
+            f"the names of properties have {int(lengths.min())} bytes to {longest} characters; a "
+            f"name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
         )
     count = np.zeros(len(values), np.int64)
     for at, child in enumerate(PROPERTY_TYPES):

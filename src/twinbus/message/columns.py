@@ -162,7 +162,10 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with exactly the columns of MESSAGE_SCHEMA; raise if it has others."""
     try:
         if batch.column("body").null_count:
-            raise InvalidArgumentError("a message of the batch has no body; use empty bytes")
+            raise InvalidArgumentError(
+                f"{batch.column('body').null_count} of {len(batch)} messages have no body; use "
+                "empty bytes"
+            )
         if batch.schema != MESSAGE_SCHEMA:
             if "amqp" not in batch.schema.names:  # from a client without that column
                 batch = batch.append_column("amqp", pa.nulls(batch.num_rows, pa.binary()))

@@ -166,7 +166,7 @@ class AzureNamespace(Closable):
                 receipt = send(link, command, timeout_s)
         except Exception as failure:
             row = mapped(_cause_of(failure))
-            self._put_away(link, row)
+            self._return_link(link, row)
             if row.is_stale and not _is_partly_sent(failure):
                 return None
             raise to_messaging_error(failure, command.path) from failure
@@ -249,19 +249,19 @@ class AzureNamespace(Closable):
                 value = use(link)
             except Exception as failure:
                 row = mapped(_cause_of(failure))
-                self._put_away(link, row)
+                self._return_link(link, row)
                 if is_fresh or not was_open or not row.is_stale or not job.left_s:
                     raise
                 if _is_partly_sent(failure):  # the caller sends the rest
                     raise
             else:
-                self._put_away(link)
+                self._return_link(link)
                 return value
             finally:
                 job.link = None
         raise AssertionError("a fresh link either works or raises")
 
-    def _put_away(self, link: AzureLink, failure: MappedFailure | None = None) -> None:
+    def _return_link(self, link: AzureLink, failure: MappedFailure | None = None) -> None:
         """Return a link to the pool after its use, or close it if it cannot be used again."""
         if failure is not None and failure.is_silent:
             self._locks.forget_link(link)
@@ -279,9 +279,9 @@ class AzureNamespace(Closable):
         try:
             yield link
         except Exception as failure:
-            self._put_away(link, mapped(failure))
+            self._return_link(link, mapped(failure))
             raise
-        self._put_away(link)
+        self._return_link(link)
 
     # -- sending -------------------------------------------------------------------------------
 

@@ -161,6 +161,17 @@ def condition_of(error: BaseException) -> str:
     return condition if isinstance(condition, str) else ""
 
 
+_ADVICE = (  # for texts of the SDK and the service that name no next step
+    (e.UnauthorizedError, "check the key or token, and its claims"),
+    (e.ServerBusyError, f"wait {SERVER_BUSY_RETRY_S} s before the next request"),
+    (
+        e.OperationTimeoutError,
+        "the command may or may not have been carried out; check its effect before you repeat it",
+    ),
+    (e.CommunicationError, "check that the service can be reached and the Endpoint is correct"),
+)
+
+
 def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
     """Return a failure of the SDK as an error of Twinbus; Twinbus's own errors are returned."""
     if isinstance(error, e.MessagingError):
@@ -170,7 +181,8 @@ def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
     if issubclass(kind, e.ServerBusyError):
         facts |= {"scope": busy_scope(text, path), "retry_after_s": SERVER_BUSY_RETRY_S}
     about = f"{path}: " if path and path not in text else ""
-    made = kind(f"{about}{text}", **facts)
+    advice = next((f" ({words})" for known, words in _ADVICE if issubclass(kind, known)), "")
+    made = kind(f"{about}{text}{advice}", **facts)
     made.__cause__ = error
     return made
 

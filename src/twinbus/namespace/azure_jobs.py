@@ -27,8 +27,8 @@ class AzureJob:
         self.link: AzureLink | None = None  # the link that it uses now
         self.is_abandoned = False
         self._deadline = time.monotonic() + timeout_s
-        self._ends = threading.Lock()
-        self._is_answered = False  # its future has a result, or is about to get one
+        self._end_lock = threading.Lock()  # decides between `abandon` and `answer`
+        self._is_answered = False  # the future has a result, or gets it now
 
     @property
     def left_s(self) -> float:
@@ -37,7 +37,7 @@ class AzureJob:
 
     def abandon(self) -> bool:
         """Stop waiting for the reply; return False if the reply has just arrived."""
-        with self._ends:
+        with self._end_lock:
             if self._is_answered:
                 return False
             self.is_abandoned = True
@@ -48,7 +48,7 @@ class AzureJob:
 
     def answer(self, value: Any, error: MessagingError | None = None) -> bool:
         """Complete the future; return False if nobody waits for it any more."""
-        with self._ends:
+        with self._end_lock:
             if self.is_abandoned:
                 return False
             self._is_answered = True
@@ -60,13 +60,13 @@ class AzureJob:
 
 
 class SendLanes:
-    """The sends that wait for an earlier send, by path; the caller has the namespace's lock."""
+    """The sends that wait for an earlier send, by path. The caller has the namespace's lock."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, deque[AzureJob]] = {}
 
     def queue(self, job: AzureJob) -> bool:
-        """Queue a send behind others to its entity; return whether there is one."""
+        """Queue a send behind the others to its entity; return False if it is the first."""
         waiting = self._lanes.get(job.command.path)
         if waiting is not None:
             waiting.append(job)

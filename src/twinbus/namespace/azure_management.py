@@ -78,7 +78,10 @@ class AzureAdministration:
         description, client = command.description, self._client
         settings = to_settings(description)
         if command.rule is not None and not isinstance(description, t.SubscriptionDescription):
-            raise InvalidArgumentError("only a subscription can be created with a rule")
+            raise InvalidArgumentError(
+                f"{description.path} cannot have a rule: only a subscription can be created with a "
+                "rule"
+            )
         if isinstance(description, t.QueueDescription):
             made: Any = client.create_queue(description.path, **settings)
         elif isinstance(description, t.TopicDescription):

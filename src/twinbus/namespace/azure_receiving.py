@@ -217,7 +217,8 @@ class Reception:
                 return
             if deadline is None and time.monotonic() - began > AZURE_DRAIN_S:
                 raise OperationTimeoutError(
-                    "the service did not report whether it has messages. Try again"
+                    f"the service did not report within {AZURE_DRAIN_S} s whether it has messages. "
+                    "Try again"
                 )
             left = AZURE_POLL_S
             if deadline is not None:
@@ -238,8 +239,8 @@ class Reception:
                 found += inlet.read()
             if inlet.has_credit and time.monotonic() >= deadline:
                 raise CommunicationError(
-                    "the service did not confirm that a receive has ended, so messages may stay "
-                    "locked until their locks expire. Receive again"
+                    f"the service did not confirm within {AZURE_DRAIN_S} s that a receive has "
+                    "ended, so messages may stay locked until their locks expire. Receive again"
                 )
             if inlet.has_credit:
                 inlet.wait(AZURE_POLL_S)

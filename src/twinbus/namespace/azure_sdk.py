@@ -629,8 +629,9 @@ class Inlet:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise OperationTimeoutError(
-                        "the service did not confirm a settlement in time. If it did not carry it "
-                        "out, it delivers the messages again when their locks have expired"
+                        f"the service did not confirm a settlement within {timeout_s:g} s. If it "
+                        "did not carry it out, it delivers the messages again when their locks "
+                        "expire"
                     )
                 if self.wait(min(left, 1.0)):
                     self._connection.listen(wait=False)

@@ -106,8 +106,8 @@ class AzureSessions:
             if row.is_stale or link.has_failed or is_lost:
                 self.release(lock)
                 raise SessionLockLostError(
-                    f"the lock of session {lock.session_id!r:.60} was lost: {failure}. Accept the "
-                    "session again",
+                    f"the lock of session {lock.session_id!r:.60} was lost: "
+                    f"{str(failure).rstrip('.')}. Accept the session again",
                     session_id=lock.session_id,
                 ) from failure
             raise

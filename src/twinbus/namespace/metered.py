@@ -125,7 +125,7 @@ class ClientLedger:
                 "minute; check the folder's permissions and free space%s",
                 self._folder,
                 error,
-                f". The counts of {len(lost)} buckets were given up" if lost else "",
+                f". The counts of {len(lost)} periods are lost" if lost else "",
                 extra=facts(event="client_ledger_trouble", reason=str(error), lost=len(lost)),
             )
 

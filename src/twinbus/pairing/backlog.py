@@ -311,7 +311,7 @@ class Restored:
     batch: pa.RecordBatch  # MESSAGE_SCHEMA; rows in `faults` are not fully restored
     paths: pa.Array  # text; null: the message has no path
     senders: pa.Array  # text; null: the primary was not tried
-    numbers: pa.Array  # that the sender gave each message; null as in `senders`
+    numbers: pa.Array  # the number of each message at its sender; null as in `senders`
     faults: Mapping[int, str]  # row -> why the message cannot be brought home
 
 

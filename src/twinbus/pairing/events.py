@@ -85,8 +85,8 @@ class Protected(PairingEvent):
 class BacklogIncomplete(PairingEvent):
     """Some backlog queues cannot be created or used; the pairing uses the others."""
 
-    queues: int  # that the pairing uses
-    wanted: int  # that the options asked for
+    queues: int  # how many queues the pairing uses
+    wanted: int  # how many the options specify
     cause: str  # why the first missing queue cannot be used
 
 

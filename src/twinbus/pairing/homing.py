@@ -55,7 +55,7 @@ class LookResult:
     """What a look saw."""
 
     number: int | None  # of the first message of the entity up to `until`; None: there is none
-    age_us: int = 0  # of that message
+    age_us: int = 0  # the age of that message
     is_small: bool = False  # the page was not full
     behind: int | None = (
         None  # more messages may follow from this number on; None: none that matter

@@ -51,7 +51,7 @@ class _Diversion:
 
     path: str
     messages: Sequence[BrokeredMessage] | pa.RecordBatch  # in the format of a backlog queue
-    remainder: Remainder  # those that no backlog queue has accepted yet
+    remainder: Remainder  # the messages that no backlog queue has accepted yet
     deadline: int
     only: str  # the backlog queue of the entity, if the messages may not go to another
 

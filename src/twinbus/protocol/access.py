@@ -188,7 +188,7 @@ class AccessKeys:
         """Verify a token, or raise UnauthorizedError."""
         token = Token.parse(text)
         if token.is_expired(now):
-            raise UnauthorizedError("the token has expired; sign a new one", expired=True)
+            raise _expired(token, now)
         for key in self._signers(token):
             if token.is_signed_with(key.primary) or token.is_signed_with(key.secondary):
                 return Admission(token, key)
@@ -201,7 +201,7 @@ class AccessKeys:
         """Return a currently valid admission: tokens expire, keys are rotated and removed."""
         token = admission.token
         if token.expires_s * SECOND_US <= now:
-            raise UnauthorizedError("the token has expired; sign a new one", expired=True)
+            raise _expired(token, now)
         key = self._keys.get(admission.id)
         if key is admission.key:
             return admission
@@ -222,3 +222,11 @@ class AccessKeys:
             if key.name.lower() == name
             and (key.entity_path is None or _covers(key.entity_path, path))
         ]
+
+
+def _expired(token: Token, now: int) -> UnauthorizedError:
+    return UnauthorizedError(
+        f"the token expired {now // SECOND_US - token.expires_s} s ago; sign a new one, and "
+        "compare the clocks of the two machines",
+        expired=True,
+    )

@@ -51,7 +51,7 @@ def unsupported(namespace: str, capability: Capability, what: str) -> Unsupporte
     """Return the error for `what`, which needs a capability that the namespace lacks."""
     return UnsupportedCapabilityError(
         f"{what} needs {capability.value}, which {namespace} does not support. Use a namespace "
-        "that supports it, or do without",
+        "with this capability, or leave it out",
         capability=capability.name,
         namespace=namespace,
     )

@@ -22,7 +22,7 @@ from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.table import row_of
 
 SEND = c.Send.__name__  # the operation kind of sends
-METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # since the start: no bucket
+METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # without `bucket`: all periods
 
 
 def found_nothing(command: c.Command[object], reply: object) -> bool:
@@ -119,16 +119,19 @@ class MeterPeriod:
 
 
 class Meter:
-    """Counts by period; only one thread at a time may use it: in a broker, that with the turn."""
+    """Counts operations by period.
 
-    def __init__(self, bucket_us: int, now: int) -> None:
-        self._bucket_us = bucket_us
-        self._before: _Totals = {}  # of the periods that were taken
+    Only one thread at a time may use it. In a broker, that is the thread that executes the turn.
+    """
+
+    def __init__(self, period_us: int, now: int) -> None:
+        self._period_us = period_us
+        self._before: _Totals = {}  # of the periods that have ended
         self._closed: list[MeterPeriod] = []
         self._begin(now)
 
     def _begin(self, now: int) -> None:
-        self._began = now - now % self._bucket_us
+        self._began = now - now % self._period_us
         self._totals: _Totals = {}
 
     def count(self, done: Operation) -> None:
@@ -145,8 +148,8 @@ class Meter:
         self._begin(self._began + by)
 
     def turn_to(self, now: int) -> bool:
-        """Begin the period of this time; return whether it is a new one."""
-        if now < self._began + self._bucket_us:
+        """Begin a new period if the current one has ended; return whether a period began."""
+        if now < self._began + self._period_us:
             return False
         self._close()
         self._begin(now)
@@ -193,13 +196,13 @@ def _columns(totals: _Totals) -> Iterable[Sequence[object]]:
     return zip(*rows, strict=True) if rows else [()] * len(METER_SCHEMA)
 
 
-def meter_rows(buckets: Sequence[MeterPeriod]) -> pa.Table:
+def meter_rows(periods: Sequence[MeterPeriod]) -> pa.Table:
     """Return the counts of periods as rows of the ledger."""
     schema = SCHEMAS[LedgerKind.OPERATIONS]
     pieces = []
-    for bucket in buckets:
-        count = len(bucket.totals)
-        columns = [[bucket.began] * count, *_columns(bucket.totals)]
+    for period in periods:
+        count = len(period.totals)
+        columns = [[period.began] * count, *_columns(period.totals)]
         pieces.append(
             pa.table(
                 [pa.array(column, kind.type) for column, kind in zip(columns, schema, strict=True)],

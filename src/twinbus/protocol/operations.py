@@ -37,7 +37,7 @@ class Operation(NamedTuple):
     kind: str
     purpose: Purpose
     outcome: str
-    load: Load  # of all of them together
+    load: Load  # of all these operations together
     times: int = 1
 
     def refused(self, error: MessagingError) -> "Operation":

@@ -282,7 +282,10 @@ class ServerConversation:
     def _ask(self, head: list[Any], body: memoryview, ready: list[Request]) -> None:
         number = head[1]
         if type(number) is not int or not self._last_number < number < 2**63:
-            raise InvalidArgumentError("request numbers must increase")
+            raise InvalidArgumentError(
+                f"the request number {number!r:.20} does not follow {self._last_number}; request "
+                "numbers must increase"
+            )
         self._last_number = number
         try:
             command = decode_command(head, body)
@@ -333,7 +336,7 @@ class ServerConversation:
         return self._unanswered
 
     @property
-    def holds_much(self) -> bool:
+    def must_be_counted(self) -> bool:
         """Whether so many bytes are unread, expected or unanswered that the driver counts them."""
         size = self._fetching + self._unanswered + self._outgoing_bytes + self._buffered
         return size >= COUNTED_STEP_BYTES
@@ -437,7 +440,7 @@ class ServerConversation:
         except MessagingError as unsendable:
             self._queue(encode_reply(request.number, unsendable))
             return undo_request(request, value)
-        if request.may_hold_locks and not isinstance(value, MessagingError):
+        if request.may_return_locks and not isinstance(value, MessagingError):
             self._unsent.append((self._queued_bytes, request, value))
         return None
 

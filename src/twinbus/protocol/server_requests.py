@@ -22,7 +22,15 @@ from twinbus.protocol.table import largest_reply, row_of, size_of, undo_of, wait
 class ServerRequest(Request):
     """A request of a connection. Any thread that runs a turn may answer it."""
 
-    __slots__ = ("_deliver", "may_hold_locks", "number", "read_at", "reply_bytes", "size", "waits")
+    __slots__ = (
+        "_deliver",
+        "may_return_locks",
+        "number",
+        "read_at",
+        "reply_bytes",
+        "size",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -42,7 +50,7 @@ class ServerRequest(Request):
         # Waiting requests are small and may be many; they must not stop the reading of others.
         self.size = 0 if self.waits else size or size_of(command)
         self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
-        self.may_hold_locks = row.undo is not None  # whether its reply may contain locks
+        self.may_return_locks = row.undo is not None  # whether its reply may contain locks
 
     def waiting_on(self, now: int) -> "ServerRequest":
         """Return a request that waits for the remaining time."""

@@ -62,7 +62,7 @@ class CommandRow:
     work: int = 1  # of a turn, in ordinary commands; see also `work_of` and `work_of_load`
     undo: Undo | None = None  # returns the command that releases the locks in its reply
     codec: Codec = Codec.FIELDS
-    needs: Capability | None = None  # that the namespace must have
+    needs: Capability | None = None  # the capability that the namespace must have
 
     @property
     def kind(self) -> str:

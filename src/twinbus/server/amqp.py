@@ -38,7 +38,7 @@ class ServiceBusConnection(ClientConnection):
         """Process bytes that the client sent; see `Turns.add` about `may_turn`."""
         conversation, amqp = self.conversation, self.conversation.amqp
         conversation.receive(data, now_us())
-        if self._is_counted or conversation.holds_much:
+        if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if conversation.has_requests:
             self._hand_over(may_turn=may_turn)
@@ -84,7 +84,7 @@ class ServiceBusConnection(ClientConnection):
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
             conversation.note_buffered(unwritten_bytes(transport))
-        if self._is_counted or conversation.holds_much:
+        if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if conversation.has_requests:
             self._hand_over()

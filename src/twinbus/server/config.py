@@ -258,7 +258,9 @@ def _key(table: dict[str, Any]) -> DeclaredKey:
 
 def _limits(table: Any) -> dict[str, Any]:
     if not isinstance(table, dict):
-        raise InvalidArgumentError("write the limits under [limits], each as name = number")
+        raise InvalidArgumentError(
+            f"limits is {shown(table)}; write the limits under [limits], each as name = number"
+        )
     for name, value in table.items():
         if name not in _LIMITS:
             raise InvalidArgumentError(
@@ -270,7 +272,9 @@ def _limits(table: Any) -> dict[str, Any]:
 
 def _ledger(table: Any) -> LedgerSettings:
     if not isinstance(table, dict):
-        raise InvalidArgumentError("write the settings of the ledger under [ledger]")
+        raise InvalidArgumentError(
+            f"ledger is {shown(table)}; write the settings of the ledger under [ledger]"
+        )
     for name in ("is_on", "messages"):
         if not isinstance(table.get(name, True), bool):
             raise InvalidArgumentError(

@@ -47,17 +47,17 @@ class NativeConnection(ClientConnection):
             events = conversation.received(nbytes, now_us())
         else:
             events = conversation.receive(bytes(door.read_buffer[:nbytes]), now_us())
-        self._took(events)
+        self._handle(events)
 
     def take(self, data: bytes) -> None:
         """Process bytes that the client sent."""
-        self._took(self.conversation.receive(data, now_us()))
+        self._handle(self.conversation.receive(data, now_us()))
 
-    def _took(self, events: list[Event]) -> None:
+    def _handle(self, events: list[Event]) -> None:
         """Act on the events that bytes of the client caused."""
         conversation = self.conversation
         if events:
-            if self._is_counted or conversation.holds_much:
+            if self._is_counted or conversation.must_be_counted:
                 self._note_usage(conversation.reply_bytes, conversation.request_bytes)
             self._apply(events, may_turn=True)
         incomplete = conversation.reader.filled
@@ -96,12 +96,12 @@ class NativeConnection(ClientConnection):
 
     def flush(self) -> None:
         """Write pending bytes and replies within credit; close when the conversation has ended."""
-        if self._is_aborted:  # its write buffer is empty, but the client has not read the bytes
+        if self._is_aborted:  # the buffer was discarded: the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
         self._write_outgoing()
         is_calm = conversation.is_calm(unwritten_bytes(transport))
-        if self._is_counted or conversation.holds_much:
+        if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if is_calm and self._is_reading:
             return

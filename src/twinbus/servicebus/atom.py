@@ -130,7 +130,10 @@ def read_description(document: bytes) -> Element:
     contents = root.findall(f"{{{ATOM}}}content")
     descriptions = [child for content in contents for child in content]
     if len(descriptions) != 1:
-        raise InvalidArgumentError("an entry must have one content element with one description")
+        raise InvalidArgumentError(
+            f"the entry has {len(contents)} content elements with {len(descriptions)} "
+            "descriptions; it must have one content element with one description"
+        )
     name_of(descriptions[0])
     described: Element = descriptions[0]
     return described

@@ -163,7 +163,7 @@ class ServiceBusConversation:
         return self.amqp.may_read and not self._work.is_behind
 
     @property
-    def holds_much(self) -> bool:
+    def must_be_counted(self) -> bool:
         """Whether so many bytes are unread, expected or unanswered that they must be counted."""
         work = self._work
         return work.reply_bytes >= COUNTED_STEP_BYTES or work.request_bytes >= COUNTED_STEP_BYTES
@@ -323,7 +323,11 @@ class ServiceBusConversation:
                 raise InvalidArgumentError(f"$cbs has no operation {request.operation!r:.60}")
             audience, token = request.properties.get("name"), request.body
             if not isinstance(audience, str) or not isinstance(token, str):
-                raise InvalidArgumentError("put-token needs a name and a token; both must be text")
+                raise InvalidArgumentError(
+                    f"put-token has a {type(audience).__name__} as name and a "
+                    f"{type(token).__name__} "
+                    "as token; both must be text"
+                )
             self._work.show(str(token), path_in(audience).removesuffix(MANAGEMENT))
         except MessagingError as error:
             return failed(error)
@@ -425,7 +429,8 @@ class ServiceBusConversation:
         name = wanted.value if isinstance(wanted, Described) else wanted
         if name is not None and not isinstance(name, str):
             raise InvalidArgumentError(
-                "a session filter must be the id of a session as text, or null for any session"
+                f"the session filter is a {type(name).__name__}; it must be the id of a session as "
+                "text, or null for any session"
             )
         wait = NO_WAIT if name is not None else self._accept_wait(link)
         command = AcceptSession(path, None if name is None else str(name), wait)

@@ -12,7 +12,12 @@ from twinbus.servicebus.atom import children_of, element, moment, name_of
 from twinbus.values import shown
 
 _RIGHTS: Final = {Claim.MANAGE: "Manage", Claim.SEND: "Send", Claim.LISTEN: "Listen"}
-_IGNORED: Final = ("ClaimType", "ClaimValue", "CreatedTime", "ModifiedTime")  # ignored
+_IGNORED: Final = (
+    "ClaimType",
+    "ClaimValue",
+    "CreatedTime",
+    "ModifiedTime",
+)  # a server sets them itself
 
 
 def read_keys(found: Element, new_secret: Callable[[], str]) -> list[SharedAccessKey]:
@@ -33,7 +38,10 @@ def read_keys(found: Element, new_secret: Callable[[], str]) -> list[SharedAcces
 def _read_key(found: Element, new_secret: Callable[[], str]) -> SharedAccessKey:
     """Return a key; errors do not show values that may be secrets."""
     if name_of(found) != "AuthorizationRule":
-        raise InvalidArgumentError("AuthorizationRules must contain AuthorizationRule elements")
+        raise InvalidArgumentError(
+            f"AuthorizationRules contains a {shown(name_of(found))}; every element must be an "
+            "AuthorizationRule"
+        )
     values = {"KeyName": "", "PrimaryKey": "", "SecondaryKey": ""}
     claims: list[Claim] = []
     for name, child in children_of(found):
@@ -52,7 +60,7 @@ def _read_key(found: Element, new_secret: Callable[[], str]) -> SharedAccessKey:
 
 
 def _claim(found: Element) -> Claim:
-    name_of(found)
+    name_of(found)  # refuses an element of another XML namespace
     for claim, right in _RIGHTS.items():
         if right.lower() == (found.text or "").strip().lower():
             return claim

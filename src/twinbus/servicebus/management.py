@@ -128,14 +128,16 @@ class _RequestBody:
         if value is None:
             return None
         if not isinstance(value, kind):
-            raise InvalidArgumentError(f"{name} must be {kind.__name__}")
+            raise InvalidArgumentError(
+                f"{name} is a {type(value).__name__}; it must be a {kind.__name__}"
+            )
         return str(value) if kind is str else int(value) if kind is int else value
 
     def need(self, name: str, kind: type) -> Any:
         """Return a value of this type; raise if it is missing."""
         value = self.get(name, kind)
         if value is None:
-            raise InvalidArgumentError(f"the request needs {name}")
+            raise InvalidArgumentError(f"the request has no {name}; add it")
         return value
 
     def many(self, name: str, kind: type) -> list[Any]:
@@ -164,7 +166,7 @@ class ManagementOperation:
 
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
-    claim: Claim | None = None  # that it needs through this door; None: that of the command
+    claim: Claim | None = None  # the claim that SDKs need; None: the claim of the command
     before_answer: FollowUpMaker = lambda _, __, ___: None  # a second command, if it has one
 
 
@@ -204,7 +206,9 @@ def _schedule(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     for entry in body.many("messages", Mapping):
         content = entry.get("message")
         if not isinstance(content, bytes):
-            raise InvalidArgumentError("each of `messages` needs a binary value `message`")
+            raise InvalidArgumentError(
+                f"`message` is a {type(content).__name__} in one of `messages`; it must be binary"
+            )
         messages.append(read_message(AmqpMessage(content)))
     return c.Send(node.path, messages)
 

@@ -48,7 +48,7 @@ _TRUE, _FALSE = "1=1", "1=0"
 
 
 def read_rule(found: Element, name: str = DEFAULT_RULE) -> RuleDescription:
-    """Return the rule of a request; `name` is the default of its name."""
+    """Return the rule of a request; if the request has no name for it, its name is `name`."""
     if name_of(found) not in ("RuleDescription", "DefaultRuleDescription"):
         raise InvalidArgumentError(
             f"the document is a {shown(name_of(found))}; it must be a RuleDescription"
@@ -121,10 +121,15 @@ def _read_values(found: Element) -> dict[str, Any]:
     values = {}
     for pair in found:
         if name_of(pair) != "KeyValueOfstringanyType":
-            raise InvalidArgumentError("named values must be KeyValueOfstringanyType elements")
+            raise InvalidArgumentError(
+                f"a named value is a {shown(name_of(pair))}; it must be a KeyValueOfstringanyType"
+            )
         parts = dict(children_of(pair))
         if set(parts) != {"Key", "Value"}:
-            raise InvalidArgumentError("a named value must have a Key and a Value")
+            raise InvalidArgumentError(
+                f"a named value has the elements {shown(sorted(parts))}; it must have a Key and a "
+                "Value"
+            )
         key = parts["Key"].text or ""
         if key in values:
             raise InvalidArgumentError(f"the value {shown(key)} is given twice; remove one")

@@ -79,7 +79,8 @@ def _read_properties(properties: Mapping[Any, Any]) -> dict[str, Any]:
         found[str(name)] = native_value(value)
         if found[str(name)] is None:
             raise InvalidArgumentError(
-                f"property {name!r:.60} of a rule has a type that filters cannot compare"
+                f"property {name!r:.60} of a rule is a {type(value).__name__}, which filters "
+                "cannot compare; use text, a number, a boolean, a time or a UUID"
             )
     return found
 
@@ -87,14 +88,14 @@ def _read_properties(properties: Mapping[Any, Any]) -> dict[str, Any]:
 def _part(description: Mapping[Any, Any], name: str) -> Mapping[Any, Any] | None:
     part = description.get(name)
     if part is not None and not isinstance(part, Mapping):
-        raise InvalidArgumentError(f"{name} of a rule must be a map")
+        raise InvalidArgumentError(f"{name} of a rule is a {type(part).__name__}; it must be a map")
     return part
 
 
 def _text(part: Mapping[Any, Any], name: str) -> str | None:
     value = part.get(name)
     if value is not None and not isinstance(value, str):
-        raise InvalidArgumentError(f"{name} of a rule must be text")
+        raise InvalidArgumentError(f"{name} of a rule is a {type(value).__name__}; it must be text")
     return None if value is None else str(value)
 
 

@@ -134,7 +134,7 @@ class Work:
         self._guard = guard
         self._on_admitted = on_admitted  # called when the connection counts as a client
         self.is_admitted = False  # the connection has shown a valid token, and counts as a client
-        self._newest: Admission | None = None  # that was shown last
+        self._newest: Admission | None = None  # of the token that was shown last
         self._amqp = amqp
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token

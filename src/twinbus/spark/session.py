@@ -165,7 +165,10 @@ def start_session(
             return builder.getOrCreate()
         except Exception as error:  # noqa: BLE001 - from Spark, py4j or Java
             # No `from error`: to print an error of py4j needs the JVM, which is stopped here.
-            raise InvalidOperationError(f"Spark cannot be started: {reason_of(error)}") from None
+            raise InvalidOperationError(
+                f"Spark cannot be started: {reason_of(error)}. Check JAVA_HOME, the master and the "
+                "settings of Spark"
+            ) from None
 
 
 def _refuse_connect() -> None:

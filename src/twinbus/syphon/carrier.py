@@ -105,7 +105,7 @@ class Carried:
     queue: str
     range: Range
     completed: list[tuple[int, int]] = field(default_factory=list)  # intervals durable at primary
-    poison: list[tuple[int, str]] = field(default_factory=list)  # number, and why it cannot go home
+    poison: list[tuple[int, str]] = field(default_factory=list)  # number, and the cause
     kept: dict[str, int] = field(default_factory=dict)  # destination -> messages that stay
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)  # -> messages, body bytes
     kept_at: list[tuple[int, int]] = field(default_factory=list)  # intervals; only with a transform

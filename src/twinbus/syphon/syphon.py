@@ -57,6 +57,7 @@ from twinbus.syphon.planner import PlannerSettings
 from twinbus.syphon.queue_watch import QueueWatch
 from twinbus.syphon.spool import LedgerSpool
 from twinbus.syphon.transfers import TransferLedger
+from twinbus.values import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +96,9 @@ class SyphonSettings:
         if not isinstance(self.queues, tuple) or len({q.lower() for q in self.queues}) != len(
             self.queues
         ):
-            raise InvalidArgumentError("queues must be a tuple of paths without duplicates")
+            raise InvalidArgumentError(
+                f"queues is {shown(self.queues)}; it must be a tuple of paths without duplicates"
+            )
         if not self.queues:
             raise InvalidArgumentError(
                 "there are no backlog queues. Pairing creates them. If an application has paired, "
@@ -195,7 +198,10 @@ class Syphon(Closable):
             self._release_all()
             if isinstance(error, MessagingError) or not isinstance(error, Exception):
                 raise
-            raise MessagingError(f"Spark cannot run the syphon: {reason_of(error)}") from error
+            raise MessagingError(
+                f"Spark cannot run the syphon: {reason_of(error)}. Check the master and the "
+                "settings of Spark, then start the syphon again"
+            ) from error
         self._watcher = threading.Thread(target=self._watch, name="twinbus-syphon", daemon=True)
         self._watcher.start()
         if watch is not None and not watch.is_complete:

@@ -90,8 +90,8 @@ class Tally:
             if carried.poison:
                 self._desk.note(
                     logging.WARNING,
-                    f"{len(carried.poison)} message(s) of {carried.queue} cannot go home and were "
-                    f"dead-lettered there. Cause of the first: {carried.poison[0][1]}",
+                    f"{len(carried.poison)} message(s) of {carried.queue} cannot be brought home "
+                    f"and were dead-lettered there. Cause of the first: {carried.poison[0][1]}",
                 )
 
     def publish(self, stock: Stock, **changes: Any) -> None:

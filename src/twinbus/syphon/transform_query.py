@@ -82,7 +82,10 @@ def load_transform(name: str) -> Transform:
             f"transform {name!r} cannot be imported: {error}. Put its module where Python finds it"
         ) from error
     if not callable(found):
-        raise InvalidArgumentError(f"transform {name!r} is not a function of a DataFrame")
+        raise InvalidArgumentError(
+            f"transform {name!r} is a {type(found).__name__}; it must be a function that takes a "
+            "DataFrame and returns one"
+        )
     transform: Transform = found
     return transform
 

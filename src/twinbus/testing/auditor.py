@@ -71,7 +71,7 @@ class Verdict:
     moved: int = 0
     poisoned: int = 0
     reordered: int = 0  # messages enqueued before an earlier message of the same client
-    reordered_in_sessions: int = 0  # the same for sessions: one process, one entity, one session id
+    reordered_in_sessions: int = 0  # by process, entity and session
     signs: "Counter[tuple[HealthState, Sign]]" = field(default_factory=Counter)
 
     @property

@@ -2,7 +2,7 @@
 
 namespace = FaultyNamespace(EmbeddedNamespace(folder))
 namespace.inject(Fault.UNAVAILABLE, path="orders")     # one entity
-namespace.inject(Fault.TIMEOUT, times=3)               # the next three requests of any
+namespace.inject(Fault.TIMEOUT, times=3)               # the next three requests to any entity
 namespace.inject(QuotaExceededError("full"), kind=Send)  # any error, of one kind of request
 namespace.heal("orders")                               # or heal() for everything
 
@@ -180,5 +180,7 @@ def error_of_fault(fault: Injectable, scope: str) -> MessagingError:
             scope=scope,
         )
     if isinstance(fault, Delay):
-        raise InvalidArgumentError("only a server delays requests; see server_faults.py")
+        raise InvalidArgumentError(
+            "FaultyNamespace cannot delay requests; inject the Delay into a FaultyServer"
+        )
     return _timed_out()

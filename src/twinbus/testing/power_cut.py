@@ -49,7 +49,10 @@ class PowerSupply:
         self._applies_last = False
 
     def fail_in(self, operations: int, *, applies_last: bool) -> None:
-        """Fail at the given operation from now, before or after that operation has its effect."""
+        """Fail with the n-th operation from now.
+
+        With `applies_last`, that operation has its effect before the power fails.
+        """
         self._fails_at = self.operations + operations
         self._applies_last = applies_last
 
@@ -60,7 +63,7 @@ class PowerSupply:
         self.is_out = True
 
     def restore(self) -> None:
-        """End the power failure, as if only the process had died: the files are as it left them."""
+        """End the power failure without a cut: the files are as the process left them."""
         for disk in self.disks:
             disk.thaw()
         self.is_out = False
@@ -93,7 +96,7 @@ class _File:
     unsynced: dict[int, list[bytes]] = field(default_factory=dict)  # versions, oldest first
     unsynced_sizes: list[int] = field(default_factory=list)
     unwritten: set[int] = field(default_factory=set)  # blocks that a later sync does not write
-    was_opened: bool = False  # False: any change of the real file bypassed the storage
+    was_opened: bool = False  # by the storage; if not, only others changed the file
     is_broken: bool = False  # writes fail with EIO
 
     @classmethod
@@ -173,8 +176,8 @@ class _NameChange:
     """A creation, a removal or a rename of a file."""
 
     file: _File
-    left: str | None
-    taken: str | None
+    old_name: str | None  # None: created
+    new_name: str | None  # None: removed
 
 
 class PowerCutStorage(DiskStorage):
@@ -191,7 +194,7 @@ class PowerCutStorage(DiskStorage):
         self._changes: list[_NameChange] = []  # since the last `sync_directory`
         self._opened: dict[int, _File] = {}  # by descriptor
         self._reserved: set[int] = set()  # descriptors of files whose space was reserved
-        self._foreign: dict[str, bytes] = {}  # files not of the storage, when the power failed
+        self._foreign: dict[str, bytes] = {}  # files that bypass the storage, at the power failure
         power.disks.append(self)
 
     def break_files(self) -> None:
@@ -214,11 +217,11 @@ class PowerCutStorage(DiskStorage):
     # -- operations ----------------------------------------------------------------------------
 
     def create(self, path: Path, size: int = 0) -> int:
-        """Open a file for writing; a full disk reserves nothing."""
+        """Open a file for writing, and reserve its space unless the disk is full."""
         if self._power.is_out:
             raise PowerFailure
         with self._power.operation():
-            self._meet_trouble()
+            self._fail_if_faulty()
             descriptor = super().create(path, 0 if self.full else size)
             if path.name not in self._names:
                 self._change_name(_File(), None, path.name)
@@ -236,23 +239,23 @@ class PowerCutStorage(DiskStorage):
             return
         content = b"".join(buffers)
         with self._power.operation():
-            trouble = self._trouble(descriptor)
-            if trouble:
+            fault = self._fault_number(descriptor)
+            if fault:
                 content = content[: int(self._power.random.random() * len(content))]
             super().write(descriptor, offset, [memoryview(content)] if content else [])
             self._opened[descriptor].write(offset, content)
-            if trouble:
-                raise OSError(trouble, os.strerror(trouble))
+            if fault:
+                raise OSError(fault, os.strerror(fault))
 
     def sync(self, descriptor: int) -> None:
         """Make the content of a file durable, but not its name."""
         if self._power.is_out:
             return
         with self._power.operation():
-            trouble = self._trouble(descriptor) or (errno.EIO if self.fails_sync else 0)
-            if trouble:
+            fault = self._fault_number(descriptor) or (errno.EIO if self.fails_sync else 0)
+            if fault:
                 self._opened[descriptor].fail_to_sync()
-                raise OSError(trouble, os.strerror(trouble))
+                raise OSError(fault, os.strerror(fault))
             self._opened[descriptor].sync()
 
     def truncate(self, descriptor: int, size: int) -> None:
@@ -260,7 +263,7 @@ class PowerCutStorage(DiskStorage):
         if self._power.is_out:
             return
         with self._power.operation():
-            self._meet_trouble(self._opened[descriptor])
+            self._fail_if_faulty(self._opened[descriptor])
             super().truncate(descriptor, size)
             self._opened[descriptor].resize(size)
 
@@ -269,7 +272,7 @@ class PowerCutStorage(DiskStorage):
         if self._power.is_out:
             return
         with self._power.operation():
-            self._meet_trouble()
+            self._fail_if_faulty()
             super().rename(path, name)
             self._change_name(self._names.pop(path.name), path.name, name.name)
 
@@ -278,7 +281,7 @@ class PowerCutStorage(DiskStorage):
         if self._power.is_out:
             return
         with self._power.operation():
-            self._meet_trouble()
+            self._fail_if_faulty()
             super().remove(path)
             self._change_name(self._names.pop(path.name), path.name, None)
 
@@ -288,26 +291,26 @@ class PowerCutStorage(DiskStorage):
         if self._power.is_out:
             return
         with self._power.operation():
-            self._meet_trouble()
+            self._fail_if_faulty()
             self._durable_names = dict(self._names)
             self._changes.clear()
 
-    def _trouble(self, descriptor: int) -> int:
+    def _fault_number(self, descriptor: int) -> int:
         """Return the error number with which an operation on a file must fail; 0 for success."""
         if self.full and descriptor not in self._reserved:
             return errno.ENOSPC
         is_broken = self._opened[descriptor].is_broken
         return errno.EIO if is_broken or self._power.random.random() < self.error_rate else 0
 
-    def _meet_trouble(self, file: _File | None = None) -> None:
+    def _fail_if_faulty(self, file: _File | None = None) -> None:
         is_broken = file is not None and file.is_broken
         if is_broken or self._power.random.random() < self.error_rate:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def _change_name(self, file: _File, left: str | None, taken: str | None) -> None:
-        self._changes.append(_NameChange(file, left, taken))
-        if taken is not None:
-            self._names[taken] = file
+    def _change_name(self, file: _File, old_name: str | None, new_name: str | None) -> None:
+        self._changes.append(_NameChange(file, old_name, new_name))
+        if new_name is not None:
+            self._names[new_name] = file
 
     # -- the cut -------------------------------------------------------------------------------
 
@@ -346,30 +349,30 @@ class PowerCutStorage(DiskStorage):
     def _names_after_power_cut(self, kept: float | None) -> dict[str, _File]:
         """Return the files that exist after a power cut, by name.
 
-        If a change took a name that an earlier change had left, the earlier change happened as
-        well. So no file disappears that was not removed.
+        If a change happened that gave a file the old name of an earlier change, the earlier change
+        happened as well. So no file disappears that was not removed.
         """
         generator = self._power.random
         share = _share(generator) if kept is None else kept
         happened = [generator.random() < share for _ in self._changes]
         for later in reversed(range(len(happened))):
-            taken = self._changes[later].taken if happened[later] else None
+            reused = self._changes[later].new_name if happened[later] else None
             for earlier in range(later):
-                if taken is not None and self._changes[earlier].left == taken:
+                if reused is not None and self._changes[earlier].old_name == reused:
                     happened[earlier] = True
         names = dict(self._durable_names)
         for change, did in zip(self._changes, happened, strict=True):
             if did:
                 names = {name: file for name, file in names.items() if file is not change.file}
-                if change.taken is not None:
-                    names[change.taken] = change.file
+                if change.new_name is not None:
+                    names[change.new_name] = change.file
         return names
 
     def _cut_foreign(self, target: Path, content: bytes, kept: float | None) -> None:
         """Write one of the contents that a file may have if it was changed but never synced."""
         before = self._durable_names.get(target.name)
         generator = self._power.random
-        part = content[: int(generator.random() * (len(content) + 1))]  # its length may vary
+        part = content[: int(generator.random() * (len(content) + 1))]  # the size is not durable
         fate = generator.randrange(5)
         if fate <= 1 and before is not None:
             target.write_bytes(before.after_power_cut(generator, kept))

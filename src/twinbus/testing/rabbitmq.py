@@ -69,7 +69,7 @@ def _start_epmd(stack: ExitStack, port: int) -> None:
     )
 
     def end() -> None:
-        process.kill()  # it keeps nothing, and may have inherited that SIGTERM is ignored
+        process.kill()  # SIGTERM may be ignored, as the parent set it; no data is kept
         process.wait()
 
     stack.callback(end)

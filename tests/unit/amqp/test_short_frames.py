@@ -44,7 +44,7 @@ TRANSFERS = st.builds(
     aborted=st.sampled_from([False, False, True]),
     batchable=FLAGS,
 )
-WHOLE = st.builds(
+COMPLETE_FRAMES = st.builds(
     TransferFrame,
     handle=UINTS,
     delivery_id=UINTS,
@@ -91,7 +91,7 @@ def check(body: bytes) -> None:
         assert getattr(short[0], name) == getattr(frame, name)
 
 
-@given(TRANSFERS | WHOLE, st.binary(max_size=10), st.data())
+@given(TRANSFERS | COMPLETE_FRAMES, st.binary(max_size=10), st.data())
 @replayed_at_length
 def test_a_transfer_is_read_the_same_either_way(
     frame: TransferFrame, payload: bytes, data: st.DataObject

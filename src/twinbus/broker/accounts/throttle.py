@@ -130,7 +130,7 @@ class Throttle:
             raise _busy("storage_bytes", most, "")
 
     def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
-        """Raise ServerBusyError if there are too many waiting receives for another one.
+        """Raise ServerBusyError if no further receive may wait.
 
         A key that cannot manage the namespace may use a share of the threshold, but not the part
         that is reserved for keys that can.

@@ -91,7 +91,7 @@ class _Updated(Effect):
         try:
             self.entity.check_receive()
         except MessagingError as error:
-            self.entity.queue.turn_away(error, self.commit)
+            self.entity.queue.refuse_waiting(error, self.commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,10 @@ class Management:
                 )
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
-            raise InvalidArgumentError("only a subscription can be created with a rule")
+            raise InvalidArgumentError(
+                f"{description.path} cannot have a rule: only a subscription can be created with a "
+                "rule"
+            )
         self._check_folder(description, request.principal)
         if len(self.directory) >= MAX_ENTITIES:
             raise QuotaExceededError(

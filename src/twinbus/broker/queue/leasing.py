@@ -44,7 +44,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
     if command.first is None or command.last is None:
         at = queue.waiting.deliverable(command.max_messages)
         if command.past is not None and len(at):
-            barrier, _ = first_held(queue, command.past)
+            barrier, _ = first_locked_or_leased(queue, command.past)
             at = at[queue.waiting.get("sequence", at) < barrier]
         if command.max_bytes is not None and len(at):
             at = queue.within(at, command.max_bytes)
@@ -83,7 +83,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
     )
 
 
-def first_held(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
+def first_locked_or_leased(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
     """Return the number of the first locked or leased message, and the owner of its lease.
 
     Messages of leases whose epoch is in `past` do not count. The owner is None for a message that a
@@ -120,8 +120,8 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
     if foreign or (states == State.LOCKED).any():
         holder = (foreign[0].owner or "another client") if foreign else "a receiver"
         raise RangeUnavailableError(
-            f"part of {first}..{last} of {queue.path} is locked or leased by {holder}; try again "
-            "when its lease or lock has expired",
+            f"some of the messages {first} to {last} of {queue.path} are locked or leased by "
+            f"{holder}; try again when the lock or lease has expired",
             path=queue.path,
             owner=holder,
         )

@@ -868,11 +868,11 @@ class Queue:
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.changed_queues.pop(self.entity, None)
-        self.turn_away(
+        self.refuse_waiting(
             EntityNotFoundError(f"{self.path} was deleted. Create it again", path=self.path), commit
         )
 
-    def turn_away(self, error: MessagingError, commit: Commit) -> None:
+    def refuse_waiting(self, error: MessagingError, commit: Commit) -> None:
         """Refuse all waiting requests."""
         for waiter in self.waiters.leave():
             operation = self.operation(waiter.command, Load(), error.code)

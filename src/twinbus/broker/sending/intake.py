@@ -486,9 +486,9 @@ def _check_partition_key(keys: pa.Array, sessions: pa.Array) -> None:
 def full(entity: Entity) -> QuotaExceededError:
     """Return the error of an entity whose quota is exhausted."""
     return QuotaExceededError(
-        f"{entity.description.path} uses {entity.max_bytes - entity.room} of {entity.max_bytes} "
-        "bytes, including dead letters and session states; receive messages or raise "
-        "max_size_in_megabytes",
+        f"the request does not fit into {entity.description.path}, which uses "
+        f"{entity.max_bytes - entity.room} of {entity.max_bytes} bytes, including dead letters and "
+        "session states; receive messages or raise max_size_in_megabytes",
         path=entity.description.path,
         size_in_bytes=entity.size_in_bytes,
         max_bytes=entity.max_bytes,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.entity import Entity
-from twinbus.broker.sending.transfers import ANYBODY, Transfers
+from twinbus.broker.sending.transfers import ANY_KEY, Transfers
 from twinbus.broker.store.commit import (
     Commit,
     Effect,
@@ -82,7 +82,7 @@ class Repeats:
 
     def may_use(self, origin: Origin, user: str, commit: Commit) -> bool:
         """Return whether an origin is new or belongs to this key."""
-        return self._owner(origin.source, commit) in (None, ANYBODY, user)
+        return self._owner(origin.source, commit) in (None, ANY_KEY, user)
 
     def _owner(self, source: str, commit: Commit) -> str | None:
         owner = self._transfers.owner(source)
@@ -133,7 +133,7 @@ class Repeats:
     def note_send(self, origin: Origin, request: Request, commit: Commit) -> None:
         """Remember all numbers of an origin of a send, when the commit is durable."""
         is_home = is_brought_home(request.command.origin)
-        user = ANYBODY if is_home else request.principal.id
+        user = ANY_KEY if is_home else request.principal.id
         self.note(self.taken(origin, user, commit, bounded_key(request)), commit)
 
     def note(self, taken: Transferred, commit: Commit) -> None:

@@ -26,7 +26,7 @@ from twinbus.message import Int64s
 from twinbus.protocol.origins import OriginKind, origin_kind
 
 _SENDER, _SINK = OriginKind.SENDER, OriginKind.SINK
-ANYBODY = "*"  # owner of origins brought home, because their sender and the syphon use other keys
+ANY_KEY = "*"  # owner of origins brought home, because their sender and the syphon use other keys
 
 
 class _Pool:

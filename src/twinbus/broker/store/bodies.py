@@ -80,7 +80,7 @@ class Bodies:
         columns["live"][position] = 0
         self._count = position + 1
 
-    def holds(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
+    def contains(self, numbers: Int64s) -> npt.NDArray[np.bool_]:
         """Return which of these batches are in the log."""
         position = numbers - self._first
         inside = (position >= 0) & (position < self._count)
@@ -154,7 +154,7 @@ class Bodies:
 
         The value is None for messages whose batch is no longer in the log.
         """
-        present = self.holds(numbers)
+        present = self.contains(numbers)
         if not present.all():
             found = iter(self.texts(name, numbers[present], rows[present]) if present.any() else ())
             return [next(found) if is_present else None for is_present in present]

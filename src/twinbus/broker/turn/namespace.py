@@ -307,7 +307,7 @@ class BrokerNamespace:
         parked, self.shared.parked = self.shared.parked, {}
         for queue in parked.values():
             if self.directory.queue_numbered(queue.entity) is not queue:
-                continue  # its entity was deleted in this turn
+                continue  # the entity was deleted in this turn
             failure = self.isolation.attempt(partial(queue.resend_parked, now, commit), commit)
             if failure is not None:
                 self.isolation.report(failure, f"forwarding messages of {queue.path}")

@@ -17,7 +17,7 @@ from twinbus.broker.entities.entity import Entity
 from twinbus.broker.queue.dead_letter import Death
 from twinbus.broker.queue.delivery import NOTHING
 from twinbus.broker.queue.leasing import (
-    first_held,
+    first_locked_or_leased,
     lease_range,
     read_range,
     renew_range,
@@ -211,7 +211,7 @@ class QueueCommands:
         lease = lease_range(queue, command, now, commit)
         if lease is not None or not wait:
             return lease
-        _, owner = first_held(queue, () if command.past is None else command.past)
+        _, owner = first_locked_or_leased(queue, () if command.past is None else command.past)
         return self._park(queue, Waiter(request, command, now + wait, owner))
 
     def renew_range(self, command: c.RenewRange, _: Request, now: int, commit: Commit) -> Any:

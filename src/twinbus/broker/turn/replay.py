@@ -309,12 +309,12 @@ def _restore_rows(
         start = end
         if queue is None:  # its entity was deleted
             continue
-        held = bodies.holds(part["batch"])
-        if not held.all() and not accept_damage:
-            raise _missing_bodies(queue, part["sequence"][~held])
-        news.change(queue.entity, part["sequence"][~held], State.GONE, LOST)
+        stored = bodies.contains(part["batch"])
+        if not stored.all() and not accept_damage:
+            raise _missing_bodies(queue, part["sequence"][~stored])
+        news.change(queue.entity, part["sequence"][~stored], State.GONE, LOST)
         columns = {
-            name: column[held] for name, column in part.items() if name not in ("entity", "order")
+            name: column[stored] for name, column in part.items() if name not in ("entity", "order")
         }
         numbers = _session_numbers(queue, bodies, columns)
         queue.waiting.add(Rows(session=numbers, **columns))

@@ -127,7 +127,7 @@ class Writer(ABC):
         self._arrivals.extend(requests)
         if self._end is not None:  # checked last, see `_arrive`
             for request in requests:
-                self._turn_away(request, self._end)
+                self._refuse_late(request, self._end)
         if in_own_thread and len(self._arrivals) >= (self._expected or 1):
             self._take_turn()
         elif requests:
@@ -155,9 +155,9 @@ class Writer(ABC):
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
         if self._end is not None:  # checked last, so that no request is added after `_stop`
-            self._turn_away(request, self._end)
+            self._refuse_late(request, self._end)
 
-    def _turn_away(self, request: Request, reason: MessagingError) -> None:
+    def _refuse_late(self, request: Request, reason: MessagingError) -> None:
         request.fail(reason)
         with suppress(ValueError):
             self._arrivals.remove(request)

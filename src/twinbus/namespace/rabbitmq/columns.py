@@ -319,7 +319,7 @@ class _Bags:
     def __init__(self, count: int) -> None:
         self._counts = np.zeros(count, np.int64)  # of properties, by row
         self._names: list[str] = []  # of the properties that are added one by one
-        self._rows: list[int] = []  # that have such properties
+        self._rows: list[int] = []  # the rows that have such properties
         self._children: dict[str, tuple[list[int], list[Any]]] = {}  # of such: index, value
         self._alike: list[tuple[Int64s, list[tuple[str, pa.Array]]]] = []
 

@@ -320,7 +320,9 @@ class BrokerConnection:
 
     def _cut(self, connection: Any) -> None:
         if connection in self._leaving and not connection.is_closed:
-            silent = exceptions.StreamLostError("the broker did not close the connection")
+            silent = exceptions.StreamLostError(
+                "the broker did not confirm in time that it ended the connection"
+            )
             connection._terminate_stream(silent)  # noqa: SLF001 - pika has no public way to abort
 
 

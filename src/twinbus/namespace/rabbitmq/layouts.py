@@ -71,7 +71,7 @@ def layout_of(encoded: bytes) -> Layout | None:
     try:
         values = _values_of(encoded)
     except (IndexError, struct.error):
-        return None  # malformed: whoever reads them one by one reports it
+        return None  # malformed: `properties.py` reports it
     names = [(value.name, value.is_header) for value in values or ()]
     return None if values is None or len(set(names)) < len(names) else Layout(encoded, values)
 

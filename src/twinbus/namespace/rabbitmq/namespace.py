@@ -31,7 +31,7 @@ from twinbus.protocol.table import check_supported
 
 R = TypeVar("R")
 _PIKA_LOG = logging.getLogger("pika")
-if _PIKA_LOG.level == logging.NOTSET:  # we raise what pika logs as errors
+if _PIKA_LOG.level == logging.NOTSET:  # pika logs errors that we raise anyway
     _PIKA_LOG.setLevel(logging.CRITICAL)
 
 
@@ -67,7 +67,7 @@ class RabbitNamespace(Closable):
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._loop: SharedLoop | None = None
-        self._left: list[SharedLoop] = []  # those of the parent process, after a fork
+        self._left: list[SharedLoop] = []  # loops of the parent process, after a fork
         self._closed = False
         on_fork(self._after_fork)
 

@@ -27,7 +27,7 @@ from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnecti
 from twinbus.namespace.rabbitmq.refusals import refusal_of, refused
 from twinbus.namespace.rabbitmq.topology import EntityType, get_entity
 
-_NOWHERE = "twinbus.ping"  # a name that no queue has
+_NO_QUEUE = "twinbus.ping"  # a name that no queue has
 _NO_MESSAGES = {"x-credit": {"credit": compat.long(0), "drain": False}}
 _ACCESS_REFUSED = 403
 
@@ -43,7 +43,7 @@ class Prober:
         """Return when the entity has answered; the caller sets the timeout."""
         self._busy += 1
         try:
-            await self._publish_nowhere()
+            await self._publish_unroutable()
             if await get_entity(self._connection, path) is EntityType.QUEUE:
                 await self._ask_members(path)
         except asyncio.CancelledError:
@@ -54,12 +54,12 @@ class Prober:
         if not self._busy:
             self._connection.drop()
 
-    async def _publish_nowhere(self) -> None:
+    async def _publish_unroutable(self) -> None:
         channel = await self._connection.open_channel()
         try:
             properties = BasicProperties(content_type=PING_CONTENT_TYPE)
-            if not await channel.publish_confirmed(_NOWHERE, b"", properties):
-                raise refused(_NOWHERE)
+            if not await channel.publish_confirmed(_NO_QUEUE, b"", properties):
+                raise refused(_NO_QUEUE)
         finally:
             channel.close()
 

@@ -171,7 +171,7 @@ class LockKeeper:
         """Return the delivery tags of valid tokens by channel, and the tokens of lost locks."""
         found: dict[_ReceivingChannel, list[int]] = {}
         lost = []
-        for token in dict.fromkeys(command.lock_tokens.to_pylist()):  # the same one twice is one
+        for token in dict.fromkeys(command.lock_tokens.to_pylist()):  # each token once
             key, tag = _TOKEN.unpack(token)
             inlet = self._locked.get(key)
             if inlet is None or tag not in inlet.locked or inlet.path != command.path:

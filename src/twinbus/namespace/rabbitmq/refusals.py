@@ -98,7 +98,13 @@ _ROWS = (
         "it exists with other settings; use it as it is, or delete it",
     ),
     _Row(406, "in use", InvalidOperationError, "delete the subscriptions of the topic first"),
-    _Row(320, "", CommunicationError, "the broker is closing its connections", UNKNOWN),
+    _Row(
+        320,
+        "",
+        CommunicationError,
+        "wait until the broker accepts connections, then try again",
+        UNKNOWN,
+    ),
     _Row(
         506,
         "stream not found",
@@ -109,6 +115,7 @@ _ROWS = (
     _Row(530, "is down", CommunicationError, "restart the virtual host or its node"),
     _Row(530, "refused", UnauthorizedError, "give the user permissions in the virtual host"),
     _Row(541, "", CommunicationError, "look into the log of the broker", UNKNOWN),
+    _Row(200, "", MessagingError, "the connection was closed meanwhile; repeat the command"),
     _Row(_EVERY_CODE, "", MessagingError, "look into the log of the broker"),
 )
 

@@ -360,7 +360,10 @@ def _bindings_of(
     """Return the arguments of the bindings for a rule; none if it selects nothing."""
     if not isinstance(description, SubscriptionDescription):
         if rule is not None:
-            raise InvalidArgumentError("only a subscription can be created with a rule")
+            raise InvalidArgumentError(
+                f"{description.path} cannot have a rule: only a subscription can be created with a "
+                "rule"
+            )
         return []
     if rule is None or isinstance(rule.filter, TrueFilter):
         wanted: dict[str, Any] = {}
