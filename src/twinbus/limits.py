@@ -70,6 +70,7 @@ FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids wh
 
 # Turns: how long the requests of one key delay those of others
 TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs; others wait so long
+SERVING_WORK: Final = 250  # of a turn, for requests that wait at queues, however full the turn is
 SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whatever others asked
 LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
 WORK_MESSAGES: Final = 64  # stored, delivered or settled in the time of an ordinary command

@@ -242,6 +242,37 @@ def test_requests_that_wait_are_served_in_several_turns_when_much_becomes_availa
     assert all(item.is_answered for item in (*again, honest))
 
 
+@pytest.mark.parametrize("size", [1, 10], ids=["small commands", "large commands"])
+def test_waiting_requests_are_served_although_another_key_fills_every_turn(
+    turns: Turns, size: int
+) -> None:
+    street = turns.street
+    street.hog.ask(Send(JUNK, messages(10, body=LARGE)))
+    waiting = flood(street.victim, Receive(VICTIM, 10, wait=LONG, max_bytes=1), 3)
+    turns.run(*waiting)
+    served: list[int] = []
+    for item in waiting:
+        item.on_reply = lambda _: served.append(len(turns.done))
+    sent = street.victim.question(Send(VICTIM, messages(3)))
+    turns.run(*flood(street.hog, Peek(JUNK, 0, size), 5 * TURN_WORK // size**2), sent)
+    assert len(turns.done) > 5
+    assert served == [0, 0, 0]
+
+
+def test_queues_that_got_no_time_are_served_before_others(turns: Turns) -> None:
+    street = turns.street
+    count = TURN_WORK * WORK_BYTES // len(LARGE) + 1
+    hogs = flood(street.hog, Receive(JUNK, count, wait=LONG), 6)
+    honest = street.victim.question(Receive(VICTIM, wait=LONG))
+    turns.run(*hogs, honest)
+    served: list[int] = []
+    honest.on_reply = lambda _: served.append(len(turns.done))
+    fill = [street.sender.question(Send(JUNK, messages(count, body=LARGE))) for _ in range(6)]
+    turns.run(*fill, street.victim.question(Send(VICTIM, messages(1))))
+    assert served
+    assert served[0] <= 1
+
+
 def test_a_request_that_is_withdrawn_before_its_turn_is_never_executed(street: Street) -> None:
     line = Arrivals()
     first, second = flood(street.hog, Peek(JUNK), 2)

@@ -42,6 +42,7 @@ from twinbus.limits import (
     MAX_PAUSE_US,
     NEVER_US,
     SECOND_US,
+    SERVING_WORK,
     TURN_WORK,
     WORK_OPERATORS,
     WORK_ROWS,
@@ -120,6 +121,7 @@ class BrokerNamespace:
         self._alarms = Alarms()
         self._to_reclaim: dict[int, Queue] = {}  # queues that changed in this turn
         self._work = 0  # done in this turn, in ordinary commands
+        self._serving_work = 0  # the part of it that served waiting requests
         # Queues whose waiting requests this turn had no time for: the next turn serves them.
         self._unserved: dict[int, Queue] = {}
         owners: dict[Claim, object] = {
@@ -173,9 +175,13 @@ class BrokerNamespace:
         Return the requests for which the turn has no time. When the work of the turn is done, these
         are the large requests, and the later requests of principals that had one in this turn.
         """
-        self._work = 0
-        if self._unserved:  # the queue that took the time of the last turn is last
-            self.shared.changed_queues.update(reversed(self._unserved.items()))
+        self._work = self._serving_work = 0
+        if self._unserved:
+            # They are served before other queues. The one that took the time of the last turn is
+            # the last of them.
+            self.shared.changed_queues = dict(reversed(self._unserved.items())) | (
+                self.shared.changed_queues
+            )
             self._unserved = {}
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.sends.execute([requests[0]], now, commit)
@@ -270,7 +276,8 @@ class BrokerNamespace:
     def serve(self, now: int, commit: Commit) -> None:
         """Serve waiting requests with deliverable messages, and set the alarms.
 
-        When the work of the turn is done, the other requests are served in the next turn.
+        When the work of the turn is done, the other requests are served in the next turn. A part
+        of each turn is for waiting requests: commands cannot take all of it.
         """
         changed, self.shared.changed_queues = self.shared.changed_queues, {}
         self._to_reclaim.update(changed)
@@ -280,7 +287,7 @@ class BrokerNamespace:
             self._alarms.arm(queue)
 
     def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool:
-        if self._work >= TURN_WORK:
+        if self._work >= TURN_WORK and self._serving_work >= SERVING_WORK:
             self._unserved[queue.entity] = queue
             return False
         served: list[bool] = []
@@ -290,9 +297,11 @@ class BrokerNamespace:
 
         looked_at, replies = self.shared.resources.looked_at, len(commit.operations)
         failure = self.isolation.attempt(work, commit)
-        self._work += (self.shared.resources.looked_at - looked_at) // WORK_ROWS
+        done = (self.shared.resources.looked_at - looked_at) // WORK_ROWS
         for operation in commit.operations[replies:]:
-            self._work += 1 + work_of_load(operation.load)
+            done += 1 + work_of_load(operation.load)
+        self._work += done
+        self._serving_work += done
         if failure is None:
             return served[0]
         error = self.isolation.report(failure, row_of(waiter.command).kind)
