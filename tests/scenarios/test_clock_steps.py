@@ -23,9 +23,10 @@ from tests.contracts.words import (
     take,
 )
 from tests.scenarios.site import Site
+from twinbus.entities import SubscriptionDescription, TopicDescription
 from twinbus.errors import MessageLockLostError, SessionLockLostError, StaleEpochError
 from twinbus.message import tokens_of
-from twinbus.protocol.commands import LeaseRange, Receive, ReleaseRange, RenewLocks
+from twinbus.protocol.commands import CreateEntity, LeaseRange, Receive, ReleaseRange, RenewLocks
 
 STEPS = pytest.mark.parametrize(
     "step", [timedelta(hours=-1), timedelta(hours=1), timedelta(days=365), timedelta(days=-365)]
@@ -108,6 +109,30 @@ def test_a_schedule_follows_the_wall_clock(site: Site, step: timedelta) -> None:
     if not is_due:
         site.clock.advance(due - site.clock.now())
         assert take(site) == ["a"]
+
+
+@STEPS
+@pytest.mark.parametrize("path", [QUEUE, "news"])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_scheduled_message_lives_from_when_it_is_due(
+    site: Site, step: timedelta, path: str, restarts: bool
+) -> None:
+    queue(site)
+    site.ask(CreateEntity(TopicDescription(path="news")))
+    onward = SubscriptionDescription(topic_path="news", name="all", forward_to=QUEUE)
+    site.ask(CreateEntity(onward))
+    due = later(site, hours=2)
+    life = timedelta(minutes=5)
+    send(site, message("a", scheduled_enqueue_time_utc=due, time_to_live=life), path=path)
+    set_clock(site, step)
+    if restarts:
+        site.reopen()
+    if site.clock.now() < due:
+        site.clock.advance(due - site.clock.now())
+    site.wait(minutes=4)
+    assert bodies(peek(site)) == ["a"]
+    site.wait(minutes=2)
+    assert peek(site) == []
 
 
 def test_a_moment_a_year_ahead_fires_and_loses_nothing(site: Site) -> None:

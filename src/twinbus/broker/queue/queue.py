@@ -685,9 +685,10 @@ class Queue:
             self.waiters.next_deadline,
         )
 
-    def shift(self, by: int) -> None:
-        """Move all deadlines that are durations, because the wall clock was set."""
-        for timed in (self.waiting, self.sessions, self.leases, self.waiters):
+    def shift(self, by: int, now: int) -> None:
+        """Move all deadlines that are durations, because the wall clock was set to `now`."""
+        self.waiting.shift(by, now)
+        for timed in (self.sessions, self.leases, self.waiters):
             timed.shift(by)
         for name in ("retry_at", "idle_at"):
             moment = getattr(self, name)

@@ -493,10 +493,12 @@ class Waiting:
         if "expires" in self._columns:
             self.next_expiry = 0
 
-    def shift(self, by: int) -> None:
-        """Move all deadlines that are durations, because the wall clock was set.
+    def shift(self, by: int, now: int) -> None:
+        """Move all deadlines that are durations, because the wall clock was set to `now`.
 
-        A schedule is a wall time and does not move.
+        A schedule is a wall time and does not move. The time to live of a scheduled message begins
+        when the message is due. So it moves only if the clock was set beyond that time, by the part
+        of the step after it.
         """
         rows = slice(self._end)
         if "due" in self._columns:
@@ -506,7 +508,14 @@ class Waiting:
             self.next_due = min(int(due.min()), NEVER_US) if len(due) else NEVER_US
         if "expires" in self._columns:
             expires = self._columns["expires"][rows]
-            expires[expires != NEVER_US] += by
+            moves = expires != NEVER_US
+            if self.counts[State.SCHEDULED]:
+                scheduled = self._columns["state"][rows] == State.SCHEDULED.value
+                due = self._columns["due"][rows]
+                late = np.maximum(now - np.maximum(due, now - by), 0)
+                expires[scheduled & moves] += late[scheduled & moves]
+                moves &= ~scheduled
+            expires[moves] += by
             self.next_expiry = int(expires.min()) if len(expires) else NEVER_US
 
     # -- space ---------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ class Engine:
         The log has expiry times from before the step, so the step is written there as well.
         """
         _log.warning("The wall clock was set by %.3f s; timers are adjusted", by / 1e6)
-        self.namespace.shift(by)
+        self.namespace.shift(by, self._now)
         self._spilling.shift(by)
         self.watch.shift(by)
         self.healing.shift(by)

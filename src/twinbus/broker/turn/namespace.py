@@ -341,10 +341,10 @@ class BrokerNamespace:
             return 0
         return self._alarms.next_at
 
-    def shift(self, by: int) -> None:
-        """Move all deadlines that are durations, because the wall clock was set."""
+    def shift(self, by: int, now: int) -> None:
+        """Move all deadlines that are durations, because the wall clock was set to `now`."""
         for queue in self.directory.queues():
-            queue.shift(by)
+            queue.shift(by, now)
             queue.pause = 0
         for entity in self.directory:
             if entity.history is not None:

@@ -138,8 +138,10 @@ class Replay:
         highest: dict[int, int] = {}
         if not places:
             return {}, highest
+        # The time to live of a scheduled message begins when it is due, and this does not move.
+        moves = (places["expires"] != NEVER_US) & (places["state"] != State.SCHEDULED)
         for record, step in self.clock_steps.items():
-            earlier = (places["order"] <= record) & (places["expires"] != NEVER_US)
+            earlier = (places["order"] <= record) & moves
             places["expires"][earlier] += step
         places = _last_of_each(places)
         ends = np.flatnonzero(np.diff(places["entity"], append=-1))
