@@ -240,7 +240,7 @@ BATCH_PATIENCE_S: Final = 1.0  # the longest wait for work; a stop is noticed wi
 SETTLE_TIMEOUT_S: Final = 10.0
 VISIT_S: Final = 10.0  # of a task that receives under lock: locks of backlog queues last a minute
 LOCK_RENEWALS: Final = 3  # of a visit per lock duration: one may fail without a loss
-VISIT_RECEIVE_MESSAGES: Final = 500  # of one receive under lock: a worker has two in memory
+VISIT_RECEIVE_MESSAGES: Final = 2000  # of one receive under lock: a worker has two in memory
 MAX_VISIT_LOCKED: Final = 2000  # messages that a visit keeps locked to reach those behind them
 MAX_VISIT_PAUSE: Final = timedelta(seconds=30)  # before a queue of failing destinations is visited
 QUERY_LOOK_S: Final = 0.25  # how often the query is checked
