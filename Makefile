@@ -97,6 +97,8 @@ soak: $(READY) ## long runs: outages, kill -9 under load, bad bytes, many client
 	$(RUN) -m tests.soak.syphon_kill --kills $(SYPHON_KILLS) --secondary sb
 	$(RUN) -m tests.soak.demo_kills --kills $(DEMO_KILLS)
 	$(RUN) -m tests.soak.demos --demos $(DEMOS)
+	$(RUN) -m tests.soak.demos --demos $(OUTAGES) --primary servicebus
+	$(RUN) -m tests.soak.demos --demos $(OUTAGES) --primary rabbitmq
 	$(RUN) -m tests.soak.outbox_kill --kills $(OUTBOX_KILLS)
 	$(RUN) -m tests.soak.mixed_clients --kills $(MIXED_KILLS)
 	$(RUN) -m tests.soak.bad_bytes --rounds $(ROUNDS)

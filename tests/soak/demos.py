@@ -1,6 +1,6 @@
 """Play the demo many times while something else keeps the machine busy.
 
-    python -m tests.soak.demos --demos 30 [--load 2]
+    python -m tests.soak.demos --demos 30 [--load 2] [--primary servicebus]
 
 Each demo is the command that a new user types, with its own processes and its own audit. A demo
 that fails although nothing was lost is a false alarm, and ends this run with 1 like a real loss.
@@ -34,9 +34,11 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def play(folder: Path) -> tuple[int, str]:
-    """Run one demo; return its exit code and the end of what it printed."""
+def play(folder: Path, primary: str | None) -> tuple[int, str]:
+    """Run one demo; return its exit code and what it printed."""
     command = [*_DEMO, "--report", str(folder / "outage.html")]
+    if primary is not None:
+        command += ["--primary", primary]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, cwd=folder
@@ -51,13 +53,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demos", type=int, default=30)
     parser.add_argument("--load", type=int, default=2, help="busy processes beside the demo")
+    parser.add_argument("--primary", choices=["servicebus", "rabbitmq"])
     arguments = parser.parse_args()
     failed = 0
     with load(arguments.load):
         for number in range(1, arguments.demos + 1):
             began = time.monotonic()
             with tempfile.TemporaryDirectory(prefix="twinbus-demo-") as folder:
-                code, output = play(Path(folder))
+                code, output = play(Path(folder), arguments.primary)
             failed += code != 0
             found = _VERDICT.findall(output)
             verdict = found[-1].strip() if found else "no verdict"
