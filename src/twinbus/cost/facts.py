@@ -1,7 +1,8 @@
 """What ledgers of messages and transfers state about themselves, their queues and their entities.
 
 Tasks aggregate pieces to a few rows (`facts_in`). The driver derives the facts from these rows, and
-sends them to every task of the reconciliation: all that is needed to decide about a place.
+sends them to every task of the reconciliation. Tasks need nothing else to decide what became of a
+message.
 
 The number of a queue is packed with its ledger and era:
 
@@ -39,8 +40,9 @@ from twinbus.ledger import SCHEMAS as LEDGERS
 from twinbus.limits import FLOW_STEPS
 from twinbus.message import Int64s
 
-CURRENT, VOID, STALE, BEFORE = range(4)  # eras; of void records, an earlier log, an earlier day
-ERA_BITS, LEDGER_BITS = 32, 34  # from the right
+# Eras of rows. VOID: their record was lost, STALE: of an earlier log, BEFORE: of an earlier day.
+CURRENT, VOID, STALE, BEFORE = range(4)
+ERA_SHIFT, LEDGER_SHIFT = 32, 34  # the lowest bits of the era and of the ledger in a key
 STATED = (BEGUN, GAP, RESTORED, INVENTORY)
 MESSAGE_COLUMNS = ("at", "event", "path", "number", "first", "last", "record")
 TRANSFER_COLUMNS = ("moved", "accepted", "path", "queue", "result")
@@ -101,7 +103,8 @@ class Account:
     gap_record: int | None = None  # the last record of a gap in the ledger
     stock: tuple[int, int] | None = None  # time and record of its last inventory
     voids: tuple[tuple[int, int], ...] = ()  # ranges of records that were lost with the log
-    losses: frozenset[tuple[int, int]] = frozenset()  # its complete log: time, last record
+    # Losses of its complete log: the time, and the number of the last lost record.
+    losses: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def is_plain(self) -> bool:
@@ -218,7 +221,7 @@ def _moves_in(table: pa.Table) -> pa.Table:
 
 
 def _aggregated(table: pa.Table, keys: list[str], schema: pa.Schema) -> pa.Table:
-    """Group rows; keep the lowest numbers and acceptances, and the latest of other times."""
+    """Group rows; keep the highest value of `at` and `moved`, and the lowest of other columns."""
     latest = {"at", "moved"}
     wanted = [
         (name, "max" if name in latest else "min") for name in schema.names if name not in keys
@@ -258,7 +261,7 @@ def accounts_of(statements: pa.Table, ledgers: int) -> list[Account]:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that decide about places; sent to every task."""
+    """The facts from which tasks decide what became of each message; sent to every task."""
 
     ledgers: Sequence[str]
     accounts: Sequence[Account]
@@ -300,7 +303,7 @@ class Facts:
             texts,
             outages_of(transitions),
             pulled_queues(transitions),
-            {codes[home]: own for home, own in _coverage_of(rows).items()},
+            {codes[entity]: time for entity, time in _coverage_of(rows).items()},
             frozenset(codes[path.lower()] for path in set(moved.to_pylist()) - {None}),
             span,
         )
@@ -363,17 +366,17 @@ NO_FACTS = QueueFacts("", is_deleted=False, first_accepted=None, first_record=No
 
 def ledger_of(key: int) -> int:
     """Return the index of the ledger of a queue."""
-    return int(key) >> LEDGER_BITS
+    return int(key) >> LEDGER_SHIFT
 
 
 def era_of(key: int) -> int:
     """Return the era of the rows of a queue."""
-    return int(key) >> ERA_BITS & 3
+    return int(key) >> ERA_SHIFT & 3
 
 
 def queue_keys(ledger: int, eras: npt.NDArray[np.int8], numbers: Int64s) -> Int64s:
     """Return ledger, era and number of queues, packed."""
-    return (ledger << LEDGER_BITS) + (eras.astype(np.int64) << ERA_BITS) + numbers
+    return (ledger << LEDGER_SHIFT) + (eras.astype(np.int64) << ERA_SHIFT) + numbers
 
 
 def _queues_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, QueueFacts]:
@@ -382,7 +385,7 @@ def _queues_of(rows: Sequence[Mapping[str, Any]]) -> dict[int, QueueFacts]:
     for row in sorted(rows, key=lambda row: row["path"] or ""):
         if row["era"] not in (CURRENT, VOID):
             continue
-        key = (row["ledger"] << LEDGER_BITS) + (row["era"] << ERA_BITS) + row["number"]
+        key = (row["ledger"] << LEDGER_SHIFT) + (row["era"] << ERA_SHIFT) + row["number"]
         before = found.get(key, NO_FACTS)
         is_accepted = row["event"] == ACCEPTED
         found[key] = QueueFacts(
@@ -399,7 +402,7 @@ def _least(*numbers: int | None) -> int | None:
 
 
 def _coverage_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Coverage]:
-    """Return the coverage of each entity that stores messages: that of all ledgers with it."""
+    """Return for each entity with messages the time that all ledgers of its messages cover."""
     ledgers: dict[int, Coverage] = {}
     entities: dict[str, set[int]] = {}
     for row in rows:
@@ -411,6 +414,6 @@ def _coverage_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Coverage]:
         if row["event"] in (ACCEPTED, EXISTS) and not is_backlog_queue(path):
             entities.setdefault(entity_of(path), set()).add(ledger)
     return {
-        home: reduce(Coverage.with_other, (ledgers[ledger] for ledger in having))
-        for home, having in entities.items()
+        entity: reduce(Coverage.with_other, (ledgers[ledger] for ledger in found_in))
+        for entity, found_in in entities.items()
     }

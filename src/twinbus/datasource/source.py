@@ -218,7 +218,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report: dict[str, Any] | None = None  # how far behind the stream is
         self._is_bounded = False
 
-    def _kept(self) -> LeaseKeeper:
+    def _started_keeper(self) -> LeaseKeeper:
         if self._keeper is None:
             exit_on_terminate()  # so that Spark calls `stop`
             self._keeper = LeaseKeeper(self._options)
@@ -248,7 +248,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
 
     def _next_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        keeper, begin = self._kept(), StreamOffset.of(start)
+        keeper, begin = self._started_keeper(), StreamOffset.of(start)
         keeper.complete(begin)
         rows, size = self._options.max_rows, self._options.max_bytes
         if isinstance(limit, ReadMaxRows):
@@ -286,11 +286,11 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = StreamOffset.of(end)
         if not batch.intervals:  # without messages, Spark begins with an empty batch
             return []
-        epoch = self._kept().lease_of(batch)
+        epoch = self._started_keeper().lease_of(batch)
         if not epoch:  # its messages were completed before
             return []
         if not self._is_bounded:  # lease the next range while this batch runs
-            self._kept().ask(batch.owner, *self._limits)
+            self._started_keeper().ask(batch.owner, *self._limits)
         tasks = batch.partitions or self._options.tasks_for(count_of(batch.intervals))
         return [NumberPartition(part, epoch) for part in shares(batch.intervals, tasks)]
 
@@ -310,7 +310,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Complete the messages of a committed batch."""
-        self._kept().complete(StreamOffset.of(end))
+        self._started_keeper().complete(StreamOffset.of(end))
 
     def stop(self) -> None:
         """Release what was leased ahead, so that others can read it."""

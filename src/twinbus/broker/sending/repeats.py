@@ -141,11 +141,11 @@ class Repeats:
         commit.note_transferred(taken)
         commit.effects.append(_Taken(self._transfers, taken))
 
-    def taken(self, origin: Origin, user: str, commit: Commit, namer: str = "") -> Transferred:
+    def taken(self, origin: Origin, user: str, commit: Commit, first_user: str = "") -> Transferred:
         """Return the numbers of an origin with its owner.
 
-        A new sender or sink belongs to `user`. A new queue counts for `namer`, the key that uses
-        it, if the memory of this key is bounded (`bounded_key`); otherwise `namer` is empty.
+        A new sender or sink belongs to `user`. A new queue counts for `first_user`, the key that
+        uses it, if the memory of this key is bounded (`bounded_key`); otherwise this is empty.
         """
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
@@ -154,8 +154,8 @@ class Repeats:
             intervals = runs(np.unique(np.asarray(numbers, np.int64)))
         kind, known = origin_kind(source), self._owner(source, commit)
         if kind is OriginKind.TRANSFER:
-            is_new = bool(namer) and known is None and not self._transfers.knows(source)
-            return Transferred(source, namer if is_new else "", is_new, intervals)
+            is_new = bool(first_user) and known is None and not self._transfers.knows(source)
+            return Transferred(source, first_user if is_new else "", is_new, intervals)
         owner = ""
         if kind in (OriginKind.SENDER, OriginKind.SINK):
             owner = user if known is None else known

@@ -47,7 +47,7 @@ class _Pool:
         return None if owner is None else self._origins[owner][origin]
 
     def goes_on(self, origin: str, number: int, user: str) -> bool:
-        """Return whether an origin belongs to this key and has only lower numbers than this."""
+        """Return whether an origin belongs to the key `user`, with no number from `number` on."""
         if self._owners.get(origin) != user:
             return False
         return self._origins[user][origin].ends_before(number)
@@ -89,10 +89,11 @@ class Transfers:
 
     def __init__(self) -> None:
         self._taken: dict[str, Intervals] = {}  # origins that are remembered forever
-        # By origin in `_taken`: the key that used it first, if the memory of this key is bounded.
-        self._namers: dict[str, str] = {}
-        self._named_origins: Counter[str] = Counter()  # by this key: number of its origins
-        self._named_intervals: Counter[str] = Counter()  # by this key: number of their intervals
+        # A bounded key may add only a limited number of queues and intervals to `_taken`. For each
+        # origin that a bounded key was the first to use: that key.
+        self._first_users: dict[str, str] = {}
+        self._origin_counts: Counter[str] = Counter()  # by bounded key: number of its origins
+        self._interval_counts: Counter[str] = Counter()  # by bounded key: number of intervals
         self._senders, self._sinks = _Pool(), _Pool()
 
     def _pool(self, origin: str) -> _Pool | None:
@@ -111,7 +112,7 @@ class Transfers:
         return None if pool is None else pool.owner(origin)
 
     def goes_on(self, sender: str, number: int, user: str) -> bool:
-        """Return whether a sender belongs to this key and has only lower numbers than this."""
+        """Return whether a sender belongs to the key `user`, with no number from `number` on."""
         return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
@@ -134,13 +135,13 @@ class Transfers:
         if taken is None:
             taken = self._taken[origin] = Intervals()
             if owner:
-                self._namers[origin] = owner
-                self._named_origins[owner] += 1
+                self._first_users[origin] = owner
+                self._origin_counts[owner] += 1
         before = len(taken)
         for first, last in intervals:
             taken.add(first, last)
-        if origin in self._namers:
-            self._named_intervals[self._namers[origin]] += len(taken) - before
+        if origin in self._first_users:
+            self._interval_counts[self._first_users[origin]] += len(taken) - before
 
     def knows(self, origin: str) -> bool:
         """Return whether any message of this origin, which is a queue, was accepted."""
@@ -149,11 +150,12 @@ class Transfers:
     def has_room(self, key: str, new_origins: int, intervals: int) -> bool:
         """Return whether a bounded key may add this many queues and intervals.
 
-        Numbers of a queue are never forgotten, so the amount that such a key may add is bounded.
+        A key without the claim transfer on the whole namespace is bounded, because the broker
+        never forgets the numbers of a queue.
         """
         return (
-            self._named_origins[key] + new_origins <= TRANSFER_ORIGINS
-            and self._named_intervals[key] + intervals <= TRANSFER_INTERVALS
+            self._origin_counts[key] + new_origins <= TRANSFER_ORIGINS
+            and self._interval_counts[key] + intervals <= TRANSFER_INTERVALS
         )
 
     def forget(self, origin: str) -> None:
@@ -163,7 +165,7 @@ class Transfers:
     def origins(self) -> Iterable[tuple[str, str, list[tuple[int, int]]]]:
         """Yield each origin with its owner and its intervals, the latest used last."""
         for origin, intervals in self._taken.items():
-            yield origin, self._namers.get(origin, ""), list(intervals)
+            yield origin, self._first_users.get(origin, ""), list(intervals)
         for pool in (self._senders, self._sinks):
             for origin, owner, intervals in pool:
                 yield origin, owner, list(intervals)
