@@ -83,7 +83,7 @@ CAPABILITIES = EVERY_CAPABILITY - {
 class AzureNamespace(Closable):
     """Connects to an Azure Service Bus; opens nothing before the first command.
 
-    `credential` is a TokenCredential that takes the place of that of the connection string.
+    `credential` is a TokenCredential that replaces the credential of the connection string.
     """
 
     def __init__(

@@ -79,30 +79,32 @@ SettledState = Accepted | Modified | Rejected | Released
 class _KeyCredential(ServiceBusSharedKeyCredential):
     """Signs tokens with the clock of Twinbus, or returns the token of the connection string."""
 
-    def __init__(self, connection: ConnectionString, clock: Clock, *, for_once: bool) -> None:
+    def __init__(self, connection: ConnectionString, clock: Clock, *, is_single_use: bool) -> None:
         super().__init__(connection.key_name, connection.key)
         self._token = connection.token
         self._clock = clock
-        self._for_once = for_once
+        self._is_single_use = is_single_use
 
     def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         """Return a token for a resource; the SDK calls this again before it expires."""
         life = int(TOKEN_LIFE.total_seconds())
-        expires_on = 0 if self._for_once else int(time.time()) + life
+        expires_on = 0 if self._is_single_use else int(time.time()) + life
         if self._token:
             return AccessToken(self._token, expires_on)
         expires_s = self._clock.wall_us() // SECOND_US + life
         return AccessToken(sign_token(scopes[0], self.policy, self.key, expires_s), expires_on)
 
 
-def credential_of(connection: ConnectionString, clock: Clock, *, for_once: bool = False) -> Any:
+def credential_of(
+    connection: ConnectionString, clock: Clock, *, is_single_use: bool = False
+) -> Any:
     """Return the SDK's credential for the namespace of a connection string.
 
-    With `for_once`, every request gets a new token: the SDK's administration client would use a
-    token for up to a minute after it expired.
+    With `is_single_use`, every request gets a new token. Otherwise the SDK's administration client
+    would use a token for up to a minute after it expired.
     """
     if not connection.uses_entra:
-        return _KeyCredential(connection, clock, for_once=for_once)
+        return _KeyCredential(connection, clock, is_single_use=is_single_use)
     return entra_credential()
 
 
@@ -148,7 +150,7 @@ def open_client(
 ) -> ServiceBusClient:
     """Return the SDK's client of a namespace; it connects when a link is first used.
 
-    A credential takes the place of that of the connection string.
+    `credential` replaces the credential of the connection string.
     """
     client = ServiceBusClient(
         host_of(connection),
@@ -168,7 +170,7 @@ def open_administration(
     verify = {} if connection.ca_file is None else {"connection_verify": str(connection.ca_file)}
     return ServiceBusAdministrationClient(
         host_of(connection),
-        credential or credential_of(connection, clock, for_once=True),
+        credential or credential_of(connection, clock, is_single_use=True),
         retry_total=0,
         connection_timeout=AZURE_REQUEST_S,
         read_timeout=AZURE_REQUEST_S,
@@ -222,7 +224,8 @@ class _Monitor:
     def _incoming_flow(self, frame: Sequence[Any]) -> None:
         if frame[_FLOW_DRAIN] and not frame[_FLOW_CREDIT]:
             if self._is_answer_due and frame[_FLOW_DELIVERY_COUNT] == self._first:
-                self._is_answer_due = False  # an answer to the present drain would count its credit
+                # An answer to the current drain would have a higher delivery count.
+                self._is_answer_due = False
                 return
             self._link.delivery_count = frame[_FLOW_DELIVERY_COUNT]
             self._link.current_link_credit = 0
@@ -269,7 +272,8 @@ class _WatchedClient(ReceiveClient):
         """Connect, and ask the service for keep-alives.
 
         The SDK would also close a connection whose keep-alives nobody has read for a while, as
-        happens while a link is idle. So it forgets the interval that it has asked for.
+        happens while a link is idle. So this method removes the interval from the SDK's connection
+        after the SDK has sent it to the service.
         """
         self._idle_timeout = AZURE_KEEP_ALIVE_S
         super().open(connection)  # type: ignore[no-untyped-call]
@@ -559,7 +563,10 @@ class Inlet:
         self._receiver._receive_context.clear()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for readable bytes, without `turn`; return False if there are none."""
+        """Wait for readable bytes; return False if there are none.
+
+        The caller need not hold `turn`, the lock of the link (azure_links.py).
+        """
         transport = self._connection._transport
         connected: Any = getattr(transport, "sock", None)
         if hasattr(connected, "sock"):  # a websocket, whose unread bytes are in a buffer beside it
