@@ -127,7 +127,7 @@ class SenderLink(AmqpLink):
         return True
 
     def drained(self) -> None:
-        """Return the remaining credit, because there are no more messages to send."""
+        """Give the remaining credit back to the receiver, because nothing is left to send."""
         if self.state is not _ACTIVE or not self.is_draining or self.promised:
             return
         self.delivery_count = (self.delivery_count + self.credit) & MASK

@@ -1,8 +1,8 @@
 """Sends the deliveries of a session, in one frame or several, within the peer's window.
 
 At most one delivery waits for the window, and nothing is sent before it is complete. So a peer that
-does not read cannot make memory grow here. Transfers are encoded by hand, not by their row of the
-table, because everything that is sent passes through here.
+does not read cannot make memory grow here. This module encodes transfers by hand, and not with the
+table of composite types (performatives.py), because everything that is sent passes through here.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from twinbus.amqp.connection import AmqpConnection
 
 _MAX_WINDOW = 2**31 - 1
-_OVERHEAD = FRAME_HEAD_BYTES + 16  # of a transfer in addition to its fields: heads, and one flag
+# Maximum size of a transfer frame without the payload and the fields around the flag `more`: the
+# head of the frame, the descriptor, the head of the list, and the flag.
+_OVERHEAD = FRAME_HEAD_BYTES + 16
 _ACCEPTED_BYTES = ACCEPTED.encode()
 _NO_STATE_BUT_ABORTED = b"\x40\x40\x42\x41"  # the fields after `more`: ..., resume, aborted
 

@@ -2,7 +2,7 @@
 
 pika builds an object with fourteen fields for the properties of each message, and looks at every
 value with a chain of comparisons. A batch has hundreds of messages, so this module reads their
-properties with one loop, and keeps those that are to be published as three pieces of bytes.
+properties with one loop. Properties that are to be published are kept as bytes, in three pieces.
 
     properties   flags (2 bytes), then each property whose flag is set, in the order of _PROPERTIES
     short text   length (1 byte), UTF-8
@@ -98,7 +98,7 @@ def read_properties(encoded: bytes) -> Mapping[str, Any]:
         ) from error
     if at != len(encoded):
         raise exceptions.InvalidFrameError(
-            f"the properties of a message have {len(encoded)} bytes, and their flags stand for {at}"
+            f"the properties of a message have {len(encoded)} bytes, but their flags announce {at}"
         )
     return found
 
@@ -223,9 +223,10 @@ def without(
 ) -> tuple[bytes, bytes, bytes]:
     """Return the bytes of properties that were read before, without some of them.
 
-    The pieces are the flags and what is before the headers, the headers without the size of their
-    table, and what is behind them. The flags announce headers, even if there are none. All other
-    values keep their types and their bytes.
+    There are three pieces. The first has the flags and the properties before the headers, the
+    second has the headers without the size of their table, and the third has the properties after
+    the headers. The flags announce headers, even if there are none. All values that are left keep
+    their types and their bytes.
     """
     (flags,) = more = _FLAGS.unpack_from(encoded)
     at = 2

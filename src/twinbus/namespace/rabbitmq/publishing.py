@@ -130,7 +130,7 @@ def with_accepted(error: MessagingError, rows: Sequence[int]) -> MessagingError:
 
 
 def _do_nothing(_dispatch: Dispatch) -> None:
-    """Do nothing, in place of a publisher."""
+    """Do nothing: the `on_end` of a send that no publisher has started."""
 
 
 @dataclass(slots=True)
@@ -380,7 +380,7 @@ class _PublishingRoute:
         self._pump()
 
     def _refusal(self) -> MessagingError:
-        """Return the error of a nack; of a topic's queues some may have the message."""
+        """Return the error of a nack; some queues of a topic may have the message."""
         error = refused(self.path)
         if self._kind is EntityType.TOPIC:
             error.facts = {**error.facts, "outcome": UNKNOWN}
