@@ -80,8 +80,8 @@ def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np
         longest = pc.max(pc.utf8_length(names)).as_py()
     if not lengths.all() or longest > MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
-            f"the names of properties have {int(lengths.min())} bytes to {longest} characters; a "
-            f"name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
+            f"the shortest name of a property has {int(lengths.min())} bytes, and the longest has "
+            f"{longest} characters; a name must have 1 to {MAX_PROPERTY_NAME_CHARACTERS} characters"
         )
     count = np.zeros(len(values), np.int64)
     for at, child in enumerate(PROPERTY_TYPES):
