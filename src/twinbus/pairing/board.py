@@ -351,7 +351,7 @@ class Board:
         return entity.health.state is HealthState.SWITCHING
 
     def begin_diversion(self, path: str) -> Permit | None:
-        """Record that the diversion of a send begins; None: sends are not diverted now.
+        """Record that a diversion begins; return None if sends are not diverted now.
 
         The decision that everything is home is made under the same lock, so no diversion can begin
         unnoticed between a look and that decision.
@@ -366,7 +366,7 @@ class Board:
             return Permit(entity.diversions.queue, entity.diversions.begin())
 
     def end_diversion(self, path: str, permit: Permit, receipt: SendReceipt | None) -> None:
-        """Record the end of a diversion; None: it failed."""
+        """Record the end of a diversion; without a receipt, the diversion failed."""
         with self._lock:
             diversions = self._entities[path.lower()].diversions
             assert diversions is not None  # begin_diversion made it

@@ -11,9 +11,10 @@ home watch looks into the queue, and `Diversions` decides what the result of a l
     MORE        messages of other entities are in front: look behind them
 
 A receipt without a number is uncertain: the backlog queue may have stored the message where a look
-cannot see it yet. Numbers of a queue only grow, so a later diversion with a number ends the doubt.
+cannot see it yet. The sequence numbers of a queue only grow. So the number of a later receipt is
+higher than that of the uncertain message, and a look up to this number sees the message, too.
 
-The board calls this module under its lock.
+board.py calls this module under its lock.
 """
 
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Diversions:
         return self.begun
 
     def end(self, place: int, receipt: SendReceipt | None) -> None:
-        """Record the end of a diversion; None: it failed, and may have stored its messages."""
+        """Record the end of a diversion; without a receipt, it may have stored its messages."""
         self.in_flight -= 1
         if not self.has_numbers:
             return

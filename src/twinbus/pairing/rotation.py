@@ -2,7 +2,7 @@
 
 A queue that fails leaves the rotation for all clients, and returns after a cool-down. With
 `preserve_order` there is no choice: each entity has one queue. Pure: time and chance are arguments.
-The board calls it under its lock.
+board.py calls it under its lock.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -26,7 +26,7 @@ class TaskLoad:
     """How much a task carries, as known when it was planned; for Spark's metrics only."""
 
     messages: int
-    bytes: int  # whole messages; in proportion if a part of a range is left
+    bytes: int  # of these messages; estimated for a range of which only a part is left
     waiting: int  # messages of the queue that no task of this batch carries
     oldest_us: int  # when the oldest message was diverted
 
@@ -122,7 +122,7 @@ class Book:
     # -- leasing -----------------------------------------------------------------------------------
 
     def epochs(self, queue: str) -> list[int]:
-        """Return the epochs of the leases of a queue; the next lease may lie behind them."""
+        """Return the epochs of the leases of a queue; the next lease may skip their ranges."""
         return [leased.range.epoch for leased in self._queues[queue].ranges]
 
     def has_room(self, queue: str) -> bool:
@@ -317,7 +317,7 @@ class Book:
 
 
 def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
-    """Return how much the ranges of a task are."""
+    """Return the load of a task that carries these ranges."""
     return TaskLoad(
         messages=sum(leased.left for leased in ranges),
         bytes=sum(leased.bytes * leased.left // max(leased.count, 1) for leased in ranges),

@@ -6,6 +6,9 @@
                                   |                   v failed, killed, or destinations fail
                                   +-- pause ends -- paused
 
+A secondary without ranges (Azure Service Bus, RabbitMQ) cannot lease a range of messages. It locks
+each received message, so a batch visits a queue: it receives messages and sends them home.
+
 If a queue contains only messages of failing destinations, a visit brings none of them home. So the
 pause before the next visit grows, but ends when one of these destinations may be retried. Only
 one batch visits a queue at a time: with two, messages would overtake each other. The planner calls
@@ -121,7 +124,10 @@ class Visits:
         return [path for path, queue in self._queues.items() if queue.state is VisitState.READY]
 
     def plan(self, paths: Iterable[str], now: int) -> list[Visit]:
-        """Return visits to these ready queues; only one queue tries a destination on trial."""
+        """Return visits to these ready queues.
+
+        A destination that failed and may be retried is on trial: only one visit tries it.
+        """
         waiting, on_trial = self._destinations.waiting(now), self._destinations.on_trial(now)
         visits = []
         for path in paths:
