@@ -20,7 +20,7 @@ from twinbus.protocol.table import Reach, row_of
 
 
 class Principal(Protocol):
-    """The caller of a command: its rights beyond the command's claim, and the owner of senders."""
+    """The caller of a command: its claims, and the id of the key that owns its senders."""
 
     @property
     def id(self) -> str:

@@ -54,7 +54,8 @@ class Entrance:
         self._web = web
         self.max_sockets = max_sockets  # of all connections
         self._loop: asyncio.AbstractEventLoop
-        # Tasks that look for TLS, oldest first; with the socket until the task runs.
+        # Tasks that detect TLS, oldest first. A task takes its socket over when it begins to run;
+        # until then the value is the socket, afterwards None.
         self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -70,12 +71,12 @@ class Entrance:
             listener.close()
 
     def drop_arriving(self) -> None:
-        """Drop the connections that look for TLS."""
+        """Cancel the tasks that detect TLS, which drops their connections."""
         for task in [*self._arriving]:
             task.cancel()
 
     def sockets(self) -> list[socket.socket]:
-        """Return the listening sockets, and those of connections that look for TLS."""
+        """Return the listening sockets, and accepted sockets whose task has not begun to run."""
         return [*self._listeners, *filter(None, self._arriving.values())]
 
     def _accept(self, listener: socket.socket) -> None:

@@ -351,7 +351,10 @@ def _parent(contexts: Sequence[_Traced]) -> Context | None:
 
 
 def _parents(contexts: Sequence[_Traced]) -> list[tuple[Context | None, int]]:
-    """Return the parents of a relay with their messages: the caller's span, else each trace."""
+    """Return the parents of a relay's spans, each with its number of messages.
+
+    The only parent is the caller's span; without one, every sampled context is a parent.
+    """
     if trace.get_current_span().get_span_context().is_valid:
         return [(None, sum(traced.count for traced in contexts))]
     sampled = [(traced.context, traced.count) for traced in contexts if traced.is_sampled]

@@ -1,8 +1,9 @@
 """A few places of messages, or a few message ids, as a part of a record: rows instead of columns.
 
-Nearly every turn of a quiet broker places one message. To handle its place as Arrow columns takes
-fifty times as long as to handle its eleven numbers, in the log and in the ledger. So the log stores
-a few places as rows:
+A place is a message of an entity: its sequence number, its state, and the row of the batch that has
+its body (`PlaceRow`). Nearly every turn of a quiet broker adds one place. In the log and in the
+ledger, Arrow columns for one place take fifty times as long as its eleven numbers. So the log
+stores a few places as rows:
 
     +0   4  "FEWR", with which no Arrow record batch begins
     +4      MessagePack: a list of rows, each with the values of its kind's columns in their order
