@@ -5,7 +5,8 @@ become ints. So this module keeps the bytes of each delivered message, and Twinb
 also encodes the messages that it sends.
 
 The SDK's retries are off (`retry_total=0`), and it starts no threads: the pool (azure_links.py)
-closes links that are idle. `test_azure_sdk.py` checks every private part that is used.
+closes links that are idle. The tests in tests/interop/test_azure*.py run the private parts of the
+installed SDK against a server.
 """
 
 import contextlib
