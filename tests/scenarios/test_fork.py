@@ -2,12 +2,15 @@
 
 import os
 import signal
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.namespaces import address_of, door_of
+from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory, QueueDescription
 from twinbus.errors import NamespaceInUseError
 from twinbus.message import to_messages
@@ -87,3 +90,28 @@ def test_a_pipelined_sender_of_the_parent_is_closed_in_the_child(
         assert in_child(send_in_child) == 0
         pipeline.send(BrokeredMessage(b"parent")).result(20)
         pipeline.close()
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_keeps_no_connection_open_that_has_sent_nothing_yet(
+    namespace: EmbeddedNamespace,
+) -> None:
+    child_ends, child_stays = os.pipe()
+    with (
+        door_of(namespace, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)) as door,
+        socket.create_connection(("127.0.0.1", door.port), timeout=20) as client,
+    ):
+        until(lambda: len(door.attendance))
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # a child that hangs ends by itself
+            os.close(child_stays)
+            os.read(child_ends, 1)
+            os._exit(0)
+        door.close()
+        try:
+            assert client.recv(1) == b""
+        finally:
+            os.close(child_stays)
+            os.close(child_ends)
+            os.waitpid(child, 0)

@@ -54,9 +54,8 @@ class Entrance:
         self._web = web
         self.max_sockets = max_sockets  # of all connections
         self._loop: asyncio.AbstractEventLoop
-        # Tasks that detect TLS, oldest first. A task takes its socket over when it begins to run;
-        # until then the value is the socket, afterwards None.
-        self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
+        self._arriving: dict[asyncio.Task[None], socket.socket] = {}  # tasks that detect TLS
+        self._not_begun: set[asyncio.Task[None]] = set()  # those that do not own their socket yet
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to accept connections, in the thread of the loop."""
@@ -76,8 +75,8 @@ class Entrance:
             task.cancel()
 
     def sockets(self) -> list[socket.socket]:
-        """Return the listening sockets, and accepted sockets whose task has not begun to run."""
-        return [*self._listeners, *filter(None, self._arriving.values())]
+        """Return the listening sockets, and those of connections that are detecting TLS."""
+        return [*self._listeners, *self._arriving.values()]
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(ACCEPTS_PER_ROUND):
@@ -115,20 +114,22 @@ class Entrance:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         task = self._loop.create_task(self._begin(accepted, address, is_admin=is_admin))
         self._arriving[task] = accepted
+        self._not_begun.add(task)
         task.add_done_callback(self._arrived)
         self._door.attendance.note_arrival(task, address)
 
     def _arrived(self, task: asyncio.Task[None]) -> None:
         self._door.attendance.forget(task)
-        never_begun = self._arriving.pop(task)
-        if never_begun is not None:
-            never_begun.close()
+        accepted = self._arriving.pop(task)
+        if task in self._not_begun:  # it was cancelled before it ran
+            self._not_begun.remove(task)
+            accepted.close()
 
     async def _begin(self, accepted: socket.socket, address: str, *, is_admin: bool) -> None:
         """Detect TLS, and create the protocol that detects the rest."""
         task = asyncio.current_task()
         assert task is not None
-        self._arriving[task] = None
+        self._not_begun.remove(task)
         is_tls = False
         try:
             if self._tls is not None:
