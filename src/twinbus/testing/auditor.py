@@ -1,11 +1,15 @@
 """The auditor of an outage simulation: records every send, and checks the guarantees at the end.
 
-G1   no acknowledged message is lost         G6   a healthy send costs one operation
-G2   no message is enqueued twice            G7   poison is dead-lettered, the backlog is empty
-G3   order per client through the backlog;   G8   (the simulation checks it: it ends factories)
-     always, with `preserve_order`
-G4   every field is as it was sent           G9   metered operations equal the formula
+G1   no acknowledged message is lost
+G2   no message is enqueued twice
+G3   a backlog queue keeps the order of each client; with `preserve_order`, an entity gets all
+     acknowledged messages of a process in the order in which they were sent
+G4   every field is as it was sent
 G5   failover and return happen in time, and never for errors of the caller
+G6   a healthy send costs one operation
+G7   poison is dead-lettered, the backlog is empty
+G8   when one factory of a pairing ends, the other ends as it must (outage.py checks this)
+G9   metered operations equal the formula
 """
 
 from collections import Counter, defaultdict
@@ -245,10 +249,16 @@ class Auditor:
         key = attempt.process, attempt.path
         since = self._failing_since.setdefault(key, self._clock.now_us())
         if not failover or attempt.began - since > to_us(failover):
-            self.complain("G5", f"{attempt.path} must have failed over, but raised {error!r}")
+            self.complain(
+                "G5", f"{attempt.path} should have failed over, but a send raised {error!r}"
+            )
 
-    def forgive(self, process: str, path: str | None = None) -> None:
-        """Restart the failure time: a clock jumped, or an entity was marked healthy."""
+    def forget_failures(self, process: str, path: str | None = None) -> None:
+        """Forget since when sends of a process have failed, to an entity or to all of them.
+
+        The simulation calls this when the clock of the process jumps, and when an entity returns or
+        is marked healthy.
+        """
         for key in [k for k in self._failing_since if k[0] == process and path in (None, k[1])]:
             del self._failing_since[key]
 
@@ -313,26 +323,27 @@ class Auditor:
                 self.complain("G4", f"{name} of {message.message_id} was {was!r} and is {now!r}")
 
     def _count_reordered(self, wanted: dict[str, Attempt], places: dict[str, int]) -> None:
-        """Count messages out of order, by client and by session; G3 if there must be none.
+        """Count messages out of order, by client and by session, and report those that break G3.
 
-        Messages of sends that raised count, but are allowed: their callers do not know them.
+        Messages whose send raised are counted, but do not break G3: their callers do not know
+        whether they were enqueued.
         """
         verdict = self.verdict
         clients: dict[object, int] = {}
         sessions: dict[object, int] = {}
-        acknowledged: dict[object, int] = {}  # by process, as all clients of one share the order
+        acknowledged: dict[object, int] = {}  # by process: its clients share one order
         for message_id, attempt in wanted.items():
             place = places.get(message_id)
             if place is None:
                 continue
             session = next(m for m in attempt.messages if m.message_id == message_id).session_id
-            verdict.reordered += _is_overtaken(clients, attempt.client, place)
+            verdict.reordered += _has_overtaken(clients, attempt.client, place)
             if session is not None:
                 key = attempt.process, session
-                verdict.reordered_in_sessions += _is_overtaken(sessions, key, place)
-            is_known = self._keeps_order and message_id in self._acknowledged
-            if is_known and _is_overtaken(acknowledged, attempt.process, place):
-                self.complain("G3", f"{message_id} to {attempt.path} was overtaken")
+                verdict.reordered_in_sessions += _has_overtaken(sessions, key, place)
+            must_keep_order = self._keeps_order and message_id in self._acknowledged
+            if must_keep_order and _has_overtaken(acknowledged, attempt.process, place):
+                self.complain("G3", f"{message_id} to {attempt.path} overtook an earlier message")
 
     def audit_backlog(self, secondary: Watched, queues: Sequence[str]) -> None:
         """G3 and G7: order kept per backlog queue, no message left, poison dead-lettered."""
@@ -361,8 +372,8 @@ class Auditor:
                 self.complain("G3", f"messages of one client in {queue} came home out of order")
 
 
-def _is_overtaken(highest: dict[object, int], key: object, place: int) -> bool:
-    """Whether a later message has a place in front of this one; remembers the place."""
+def _has_overtaken(highest: dict[object, int], key: object, place: int) -> bool:
+    """Return whether a message is in front of one that was sent before it; note its place."""
     before = highest.get(key, -1)
     highest[key] = max(place, before)
     return place < before

@@ -304,7 +304,7 @@ class OutageSimulation:
         seconds = self._random.choice([-7200, -60, 60, 7200])
         self._say(f"CLOCK     of {process.name} jumps by {seconds} s")
         process.clock.offset_us += seconds * SECOND_US
-        self.auditor.forgive(process.name)
+        self.auditor.forget_failures(process.name)
         self._disturbances += 1
         self.auditor.verdict.faults += 1
 
@@ -324,7 +324,7 @@ class OutageSimulation:
         if isinstance(event, FailedOver):
             self.auditor.check_failover(event)
         elif isinstance(event, Returned):
-            self.auditor.forgive(process.name, event.path.lower())
+            self.auditor.forget_failures(process.name, event.path.lower())
 
     def _act(self) -> None:
         process = self._random.choice(self._processes)
@@ -336,7 +336,7 @@ class OutageSimulation:
         elif chance < 0.08:
             path = self._random.choice(QUEUES)
             process.pairing.mark_path_healthy(path)
-            self.auditor.forgive(process.name, path)
+            self.auditor.forget_failures(process.name, path)
         elif chance < 0.14 and process.scheduled:
             self._cancel(process)
         else:
