@@ -94,15 +94,15 @@ def _percentiles(ordered: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _behind(diverted: pa.Table, direct: Iterable[bytes | Counts]) -> Int64s:
     """Return how many later messages arrived before each diverted message."""
-    at, first, sent, turn = (integers(column) for column in diverted.columns)
-    by_arrival, by_sending = np.lexsort((first, at)), np.lexsort((turn, sent))
+    at, first, sent, backlog_number = (integers(column) for column in diverted.columns)
+    by_arrival, by_sending = np.lexsort((first, at)), np.lexsort((backlog_number, sent))
     behind = np.empty(len(at), np.int64)
     behind[by_arrival] = np.arange(len(at))
     behind[by_sending] -= np.arange(len(at))
     if len(at):
         for others in _chunks(direct):
             times = np.concatenate([at, sent, integers(others.column("at"))])
-            numbers = np.concatenate([first, turn, integers(others.column("first"))])
+            numbers = np.concatenate([first, backlog_number, integers(others.column("first"))])
             order = np.lexsort((numbers, times))
             below = np.empty(len(order), np.int64)
             below[order] = np.cumsum(order >= 2 * len(at))

@@ -29,7 +29,7 @@ class Kind(IntEnum):
     TRANSFER = 2  # transfers of messages
     ACCEPTED = 3  # messages that were accepted, by place
     INTERVAL = 4  # messages that ended, or are present
-    MESSAGE = 5  # messages by id, and what is asked about each
+    MESSAGE = 5  # messages by id, with the roles of each
     DELIVERY = 6  # transfers, by destination
     DIVERTED = 7  # messages that an entity accepted after a detour
     DIRECT = 8  # messages that it accepted from their sender
@@ -82,7 +82,7 @@ SCHEMAS: Mapping[Kind, pa.Schema] = {
     ),
     Kind.MESSAGE: pa.schema(
         [
-            ("asked", pa.uint8()),
+            ("roles", pa.uint8()),
             ("queue", pa.int64()),
             ("sequence_number", pa.int64()),
             ("record", pa.int64()),
@@ -95,7 +95,12 @@ SCHEMAS: Mapping[Kind, pa.Schema] = {
         [("path", pa.int32()), ("bytes", pa.int64()), ("result", pa.int8()), ("delay", pa.int64())]
     ),
     Kind.DIVERTED: pa.schema(
-        [("at", pa.int64()), ("first", pa.int64()), ("sent", pa.int64()), ("turn", pa.int64())]
+        [
+            ("at", pa.int64()),
+            ("first", pa.int64()),
+            ("sent", pa.int64()),
+            ("backlog_number", pa.int64()),
+        ]
     ),
     Kind.DIRECT: pa.schema([("at", pa.int64()), ("first", pa.int64())]),
 }

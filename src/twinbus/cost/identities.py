@@ -1,7 +1,7 @@
 """What message ids decide: doubled messages, messages that are not home, and what was diverted.
 
 Runs in the buckets of message ids: all rows with one id are in one bucket. Hashes of ids select the
-few rows that need a comparison; then equal ids, and only these, have the same code.
+few rows whose ids must be compared; then each distinct id of these rows gets a code.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,8 +41,10 @@ from twinbus.cost.places import (
 )
 from twinbus.message import Int64s
 
-SPREAD_KEYS = -2  # from here down: keys of rows without a destination; -1: messages without one
-KeyedItem = tuple[tuple[int, int], Content]  # destination and kind, which sort
+# A key is the code of a destination, or -1 for transfers that name no destination. Keys from
+# SPREAD_KEYS down are for suspects and counts, which belong to no destination.
+SPREAD_KEYS = -2
+KeyedItem = tuple[tuple[int, int], Content]  # sort key (destination, kind), and the finding
 
 
 def look_up(items: Iterable[Item], facts: Facts) -> Iterator[KeyedItem]:
@@ -69,20 +71,20 @@ class Messages:
     def __init__(self, rows: pa.Table, transfers: pa.Table, facts: Facts) -> None:
         self._facts = facts
         self._rows, self._transfers = rows, transfers
-        asked = integers(rows.column("asked"))
+        roles = integers(rows.column("roles"))
         ids, own = one_chunk(rows.column("message_id")), one_chunk(transfers.column("message_id"))
         hashes = text_hashes(ids)
         wanted = np.concatenate(
             [
                 text_hashes(own),
-                hashes[(asked & (IS_LOST | HAS_LEFT_BACKLOG)) != 0],
-                self._repeated(hashes, asked),
+                hashes[(roles & (IS_LOST | HAS_LEFT_BACKLOG)) != 0],
+                self._repeated(hashes, roles),
             ]
         )
         # The few rows that are compared.
         which = np.flatnonzero(_among(hashes, wanted))
         self._which = which
-        self._asked = asked[which]
+        self._roles = roles[which]
         self._queue = integers(rows.column("queue"))[which]
         self._path = integers(rows.column("path"))[which]
         both = pa.concat_arrays([ids.take(pa.array(which)), own]).dictionary_encode()
@@ -90,9 +92,9 @@ class Messages:
         self._codes, self._transfer_codes = codes[: len(which)], codes[len(which) :]
         self._width = len(both.dictionary) + 1
 
-    def _repeated(self, hashes: Hashes, asked: Int64s) -> Hashes:
+    def _repeated(self, hashes: Hashes, roles: Int64s) -> Hashes:
         """Return the hashes of ids that a queue may have accepted twice."""
-        is_copy = (asked & IS_COPY) != 0
+        is_copy = (roles & IS_COPY) != 0
         queues = integers(self._rows.column("queue"))
         places = (hashes ^ mixed(queues))[is_copy]
         ordered = np.sort(places)
@@ -100,7 +102,7 @@ class Messages:
         return hashes[is_copy][_among(places, twice)] if len(twice) else hashes[:0]
 
     def _has(self, bit: int) -> npt.NDArray[np.bool_]:
-        found: npt.NDArray[np.bool_] = (self._asked & bit) != 0
+        found: npt.NDArray[np.bool_] = (self._roles & bit) != 0
         return found
 
     def _column(self, name: str, which: Int64s) -> Int64s:
@@ -218,10 +220,10 @@ class Messages:
 
     def arrivals(self) -> Iterator[KeyedItem]:
         """Yield what destinations of transfers accepted: diverted messages, and the others."""
-        all_asked = integers(self._rows.column("asked"))
+        all_roles = integers(self._rows.column("roles"))
         all_paths = integers(self._rows.column("path"))
         destination = self._facts.destinations[all_paths].astype(np.int64)
-        has_arrived = (all_asked & HAS_ARRIVED) != 0
+        has_arrived = (all_roles & HAS_ARRIVED) != 0
         if not has_arrived.any():
             return
         transfers = self._transfers
@@ -230,9 +232,11 @@ class Messages:
         homes = self._facts.lower[integers(transfers.column("path"))].astype(np.int64)
         message = (homes * self._width + self._transfer_codes)[is_moved]
         known, group = np.unique(message, return_inverse=True)
-        sent, turn = (np.full(len(known), np.iinfo(np.int64).max) for _ in range(2))
+        sent, backlog_number = (np.full(len(known), np.iinfo(np.int64).max) for _ in range(2))
         np.minimum.at(sent, group, integers(transfers.column("accepted"))[is_moved])
-        np.minimum.at(turn, group, integers(transfers.column("sequence_number"))[is_moved])
+        np.minimum.at(
+            backlog_number, group, integers(transfers.column("sequence_number"))[is_moved]
+        )
         arrived = np.flatnonzero(self._has(HAS_ARRIVED))
         own = destination[self._which[arrived]] * self._width + self._codes[arrived]
         place = np.searchsorted(known, own)
@@ -243,7 +247,10 @@ class Messages:
         has_arrived[diverted] = False
         at, first = (integers(self._rows.column(name)) for name in ("at", "sequence_number"))
         table = pa.table(
-            [pa.array(c) for c in (at[diverted], first[diverted], sent[place], turn[place])],
+            [
+                pa.array(c)
+                for c in (at[diverted], first[diverted], sent[place], backlog_number[place])
+            ],
             schema=SCHEMAS[Kind.DIVERTED],
         )
         yield from _by_destination(Kind.DIVERTED, table, destination[diverted])

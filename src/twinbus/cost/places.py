@@ -81,7 +81,7 @@ _EVENTS = {ACCEPTED: _ACCEPTED, STANDING: PRESENT} | {end: code for code, end in
 _TRANSFER_COLUMNS = tuple(LEDGERS[LedgerKind.TRANSFERS].names)
 _RESULTS = {DEAD_LETTERED: DEAD, MOVED: HOME}
 
-# What is asked about a message, as bits.
+# The roles of a message in the findings about its id (identities.py), as bits.
 IS_HOME, IS_COPY, IS_LOST, IS_AGAIN, HAS_LEFT_BACKLOG, HAS_ARRIVED = (1 << bit for bit in range(6))
 
 
@@ -233,7 +233,7 @@ def decide(items: Iterable[Item], facts: Facts, buckets: int) -> Iterator[Item]:
     yield 0, (Kind.TALLY, tally)
     for suspects in bucket.suspects():
         yield from by_bucket(Kind.SUSPECT, suspects, np.arange(len(suspects)) % buckets)
-    yield from by_id(Kind.MESSAGE, bucket.asked(transfers), buckets)
+    yield from by_id(Kind.MESSAGE, bucket.with_roles(transfers), buckets)
     yield from by_id(Kind.TRANSFER, transfers, buckets)
 
 
@@ -581,13 +581,13 @@ class Bucket:
         ]
         return pa.table(columns, schema=SCHEMAS[Kind.SUSPECT])
 
-    def asked(self, transfers: pa.Table) -> pa.Table:
-        """Return the messages whose ids decide about them or about other messages."""
+    def with_roles(self, transfers: pa.Table) -> pa.Table:
+        """Return the messages that have an id and at least one role."""
         facts, queues, queue = self._facts, self._queues, self._queue
         path = integers(self._rows.column("path"))
         is_copy = queues.is_counted & ~queues.is_apart
-        asked = np.zeros(len(path), np.uint8)
-        for bit, is_asked in (
+        roles = np.zeros(len(path), np.uint8)
+        for bit, has_role in (
             (IS_HOME, facts.entities[path] >= 0),
             (IS_COPY, is_copy[queue] & ~np.isin(self._status, _LEFT_CODES)),
             (IS_LOST, self._status == CODES[LOST]),
@@ -595,10 +595,10 @@ class Bucket:
             (HAS_LEFT_BACKLOG, self._left(transfers)),
             (HAS_ARRIVED, (facts.destinations[path] >= 0) & ~queues.is_before[queue]),
         ):
-            asked[is_asked] |= bit
+            roles[has_role] |= bit
         has_id = self._ids.is_valid().to_numpy(zero_copy_only=False)
         columns = [
-            pa.array(asked),
+            pa.array(roles),
             pa.array(self._queues.keys[queue]),
             self._rows.column("sequence_number"),
             pa.array(self._record),
@@ -607,8 +607,8 @@ class Bucket:
             self._rows.column("message_id"),
         ]
         table = pa.table(columns, schema=SCHEMAS[Kind.MESSAGE])
-        is_asked = (asked != 0) & has_id
-        return table if is_asked.all() else table.filter(pa.array(is_asked))
+        is_needed = (roles != 0) & has_id
+        return table if is_needed.all() else table.filter(pa.array(is_needed))
 
     def _left(self, transfers: pa.Table) -> npt.NDArray[np.bool_]:
         """Return which messages left the backlog without a row of a transfer."""
