@@ -32,11 +32,11 @@ from twinbus.amqp.types import Described, Int, Symbol, Timestamp
 from twinbus.clock import MICROSECOND, moment_us
 from twinbus.message import BrokeredMessage, MessageState, PropertyValue
 from twinbus.servicebus.messages import (
-    BESIDE,
     DATETIME_OFFSET,
     EPOCH_TICKS,
     MOST_TICKS,
     MOST_TTL_MS,
+    OTHER_SECTIONS,
     PARTITION_KEY,
     SCHEDULED,
     STORED_HEAD,
@@ -249,8 +249,7 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
         pieces.append(encode_section(SectionKind.MESSAGE_ANNOTATIONS, annotations))
     if own:
         pieces.append(encode_section(SectionKind.APPLICATION_PROPERTIES, own))
-    beside = dict.fromkeys(BESIDE)
-    pieces += sent.spliced(beside)
+    pieces += sent.spliced(dict.fromkeys(OTHER_SECTIONS))
     return b"".join(pieces)
 
 
@@ -330,7 +329,7 @@ def _application_properties(message: BrokeredMessage, sent: AmqpMessage) -> list
 
 def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[Buffer]:
     if kind is BodyKind.OTHER and not message.body:
-        return sent.spliced(dict.fromkeys(BESIDE))
+        return sent.spliced(dict.fromkeys(OTHER_SECTIONS))
     if kind is BodyKind.TEXT:
         try:
             return [encode_section(SectionKind.VALUE, message.body.decode())]
@@ -343,6 +342,6 @@ def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[B
 def write_sent(message: BrokeredMessage) -> bytes:
     """Return a message as a Service Bus client sends it."""
     kind, sent = _sections_of(message, is_exact=True)
-    before = [section for name in BESIDE[:-1] if (section := sent.raw(name)) is not None]
+    before = [section for name in OTHER_SECTIONS[:-1] if (section := sent.raw(name)) is not None]
     footer = sent.raw(SectionKind.FOOTER) or b""
     return b"".join([*before, *_body(message, kind, sent), footer])

@@ -46,7 +46,7 @@ from twinbus.protocol.rows import encode_rows
 BATCH_FORMAT: Final = 0x80013700  # a message whose data sections are messages
 PARTITION_KEY: Final = "x-opt-partition-key"
 SCHEDULED: Final = "x-opt-scheduled-enqueue-time"
-BESIDE: Final = (
+OTHER_SECTIONS: Final = (  # all except those of the body
     SectionKind.HEADER,
     SectionKind.DELIVERY_ANNOTATIONS,
     SectionKind.MESSAGE_ANNOTATIONS,
@@ -133,7 +133,7 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
 
     Raise AmqpError if a section cannot be decoded: no receiver could read it.
     """
-    _ = message.delivery_annotations, message.footer  # nothing else decodes them
+    _ = message.delivery_annotations, message.footer  # a check: only this line decodes them
     properties = message.properties or Properties()
     annotations = message.message_annotations or {}
     kind, body = _read_body(message)
@@ -147,7 +147,7 @@ def read_message(message: AmqpMessage) -> BrokeredMessage:
     if kind is BodyKind.OTHER:
         kept = [bytes(piece) for piece in message.spliced(given)]
     else:
-        found = (given.get(section) or message.raw(section) for section in BESIDE)
+        found = (given.get(section) or message.raw(section) for section in OTHER_SECTIONS)
         kept = [section for section in found if section is not None]
     sections = STORED_HEAD.pack(kind, fingerprint(native)) + b"".join(kept)
     # No other code has the message yet, so it may be changed; a copy would take 50 us.
@@ -190,7 +190,7 @@ def _read_body(message: AmqpMessage) -> tuple[BodyKind, bytes]:
         if type(value) is bytes:
             return BodyKind.BINARY, value
     elif message.body_kind is SectionKind.SEQUENCE:
-        _ = message.sequences  # nothing else decodes them
+        _ = message.sequences  # a check: only this line decodes them
     return BodyKind.OTHER, b""
 
 
@@ -302,20 +302,22 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
     """Return a delivered message with the values that the broker added, except its lock token.
 
     `is_dead` says that the message comes from a dead-letter queue: the reason and the description
-    are then not returned as application properties. The same holds for a forwarded dead letter,
-    which has the source of its death.
+    are then not returned as application properties. Nor are those of a dead letter that was
+    forwarded to another queue; it has an annotation with the queue that dead-lettered it.
     """
     delivered = AmqpMessage(payload)
     annotations = delivered.message_annotations or {}
     header = delivered.header or Header()
     properties = delivered.properties or Properties()
     application = delivered.application_properties or {}
-    own = {key: value for key, value in annotations.items() if str(key) not in _ADDED}
-    if _is_native(delivered, header, properties, own, application):
-        native = _native_fields(properties, own, header, application)
+    sender_annotations = {
+        key: value for key, value in annotations.items() if str(key) not in _ADDED
+    }
+    if _is_native(delivered, header, properties, sender_annotations, application):
+        native = _native_fields(properties, sender_annotations, header, application)
         native["body"] = bytes(delivered.data_sections[0])
     else:
-        sent = _as_sent(delivered, header, own)
+        sent = _as_sent(delivered, header, sender_annotations)
         native = {name: getattr(sent, name) for name in APPLICATION_FIELDS}
     death: list[str | None] = [None, None]
     if is_dead or "x-opt-deadletter-source" in annotations:
@@ -340,9 +342,15 @@ def _integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _as_sent(delivered: AmqpMessage, header: Header, own: Mapping[Any, Any]) -> BrokeredMessage:
+def _as_sent(
+    delivered: AmqpMessage, header: Header, sender_annotations: Mapping[Any, Any]
+) -> BrokeredMessage:
     """Return the message as its sender wrote it, with its sections."""
-    annotations = encode_section(SectionKind.MESSAGE_ANNOTATIONS, own) if own else None
+    annotations = (
+        encode_section(SectionKind.MESSAGE_ANNOTATIONS, sender_annotations)
+        if sender_annotations
+        else None
+    )
     sections = {
         SectionKind.HEADER: replace(header, delivery_count=0, first_acquirer=False).encode(),
         SectionKind.MESSAGE_ANNOTATIONS: annotations,
@@ -355,7 +363,7 @@ def _is_native(
     delivered: AmqpMessage,
     header: Header,
     properties: Properties,
-    own: Mapping[Any, Any],
+    sender_annotations: Mapping[Any, Any],
     application: Mapping[Any, Any],
 ) -> bool:
     """Return whether the native fields contain everything that the sender wrote."""
@@ -365,7 +373,7 @@ def _is_native(
         and (properties.correlation_id is None or type(properties.correlation_id) is str)
         and not header.durable
         and header.priority in (None, 4)
-        and all(str(key) in _NATIVE_ANNOTATIONS for key in own)
+        and all(str(key) in _NATIVE_ANNOTATIONS for key in sender_annotations)
         and all(
             type(value) in _NATIVE_TYPES and native_value(value) is not None
             for value in application.values()
