@@ -1,8 +1,8 @@
 """Filters for one message: the same decisions as filters.py, without columns.
 
-The row path of sends (sending/row_intake.py) does not convert a few messages to columns before the
-log. For one message, a filter of columns takes 30 to 500 microseconds. The functions here take
-about one microsecond per operator.
+The row path of sends (sending/row_intake.py) stages a few messages without creating columns. For
+one message, a filter of columns takes 30 to 500 microseconds. The functions here take about one
+microsecond per operator.
 
 A value is the Python value of a property, or None for a missing one. A condition is True, False or
 None, which is SQL's UNKNOWN. Arithmetic, the times of a message and the wildcard `_` have no
@@ -45,10 +45,10 @@ class _NoRowFilterError(Exception):
 
 
 def compile_row_filter(rule: RuleFilter) -> Selects | None:
-    """Return a function from a message to whether the filter selects it.
+    """Return a function that returns whether the filter selects a message.
 
-    Return None if only filters.py can evaluate the filter. The caller has compiled it there before,
-    so it is valid.
+    Return None if only filters.py can evaluate the filter. The filter is valid: the caller has
+    compiled it with filters.py before.
     """
     if isinstance(rule, TrueFilter):
         return lambda _message: True
@@ -113,7 +113,10 @@ def _condition(node: exp.Expression, parameters: Mapping[str, Any]) -> _Evaluate
 
 
 def _joined(left: _Evaluate, right: _Evaluate, *, decides: bool) -> _Evaluate:
-    """Return OR, which True decides, or AND, which False decides."""
+    """Return a function that evaluates OR (`decides` is True) or AND (`decides` is False).
+
+    If an operand equals `decides`, the result is `decides`.
+    """
 
     def evaluate(message: BrokeredMessage) -> bool | None:
         conditions = left(message), right(message)

@@ -22,7 +22,7 @@ def compile_filter(rule: RuleFilter) -> Callable[[pa.RecordBatch], npt.NDArray[n
 
 
 def compile_row_filter(rule: RuleFilter) -> Callable[[BrokeredMessage], bool] | None:
-    """Return a function from a message to whether the filter selects it.
+    """Return a function that returns whether the filter selects a message.
 
     Return None if only the function of `compile_filter` can evaluate the filter.
     """

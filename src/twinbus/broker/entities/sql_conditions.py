@@ -128,7 +128,7 @@ def _unusable(node: exp.Expression) -> InvalidArgumentError:
 
 
 def condition_of(node: exp.Expression, parameters: Mapping[str, Any]) -> Evaluate:
-    """Return a function from a batch to whether the node is true in each row (null: UNKNOWN)."""
+    """Return a function that evaluates a condition in each row of a batch; null means UNKNOWN."""
     if isinstance(node, exp.Paren):
         return condition_of(node.this, parameters)
     if isinstance(node, (exp.And, exp.Or)):
