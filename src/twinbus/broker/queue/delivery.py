@@ -17,9 +17,9 @@ from twinbus.limits import NEVER_US
 from twinbus.message import DELIVERY_SCHEMA, LOCK_TOKEN, TIMESTAMP, MessageState, column_of
 from twinbus.protocol.rows import BrokerFacts, DeliveredRow, DeliveryRows
 
-_VISIBLE = np.zeros(len(State), np.int8)
-_VISIBLE[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
-_VISIBLE[State.SCHEDULED] = MessageState.SCHEDULED
+_SHOWN_STATES = np.zeros(len(State), np.int8)  # by State: the MessageState that receivers see
+_SHOWN_STATES[[State.DEFERRED, State.DEFERRED_LOCKED]] = MessageState.DEFERRED
+_SHOWN_STATES[State.SCHEDULED] = MessageState.SCHEDULED
 NOTHING = pa.RecordBatch.from_pylist([], DELIVERY_SCHEMA)
 
 
@@ -57,7 +57,7 @@ def delivered(
             column_of(pa.int32(), get("failures", at)),
             tokens,
             locked_until,
-            column_of(pa.int8(), _VISIBLE[get("state", at)]),
+            column_of(pa.int8(), _SHOWN_STATES[get("state", at)]),
             *_death_columns(get("death", at), shared.deaths),
         ],
         schema=DELIVERY_SCHEMA,
@@ -82,7 +82,7 @@ def delivered_rows(
             failures,
             token,
             until,
-            int(_VISIBLE[state]),
+            int(_SHOWN_STATES[state]),
             *(astuple(shared.deaths[death]) if death >= 0 else ()),
         )
         rows.append(DeliveredRow(*shared.bodies.row(batch, row), facts))

@@ -137,7 +137,7 @@ class Sessions:
         return page
 
     def _is_among(self, name: str, has_messages: npt.NDArray[np.bool_]) -> bool:
-        """Return whether `has_messages`, which is indexed by session number, is True."""
+        """Return whether a session has messages; `has_messages` is indexed by session number."""
         number = self._numbers.get(name)
         return number is not None and number < len(has_messages) and bool(has_messages[number])
 

@@ -165,7 +165,7 @@ class Router:
     ) -> Iterator[tuple[Numbers, Indices]]:
         """Yield the rows of a copy, changed by its action, and their positions in the batch.
 
-        A message is dead-lettered as it was sent if the rule fails for it or makes it too large.
+        If the rule fails for a message or makes it too large, dead-letter the message unchanged.
         """
         if copy.rule is None:
             yield rows[copy.rows], copy.rows
@@ -204,8 +204,8 @@ class Router:
     ) -> list[Copy]:
         """Dead-letter the rows for which an action failed; return the rows to be tried again.
 
-        If the error does not contain the failed rows, return two halves: they are found by
-        bisection.
+        If the error does not contain the failed rows, return the rows as two halves: bisection
+        finds the failed ones.
         """
         assert copy.rule is not None
         count = len(copy.rows)
@@ -397,9 +397,9 @@ def _applied(rule: Rule, batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _only_target(placement: Placement, rows: Rows, count: int) -> BatchTarget | None:
-    """Return the target of a batch that one queue gets completely, active and without expiry.
+    """Return the target of a batch if one queue gets all its rows; otherwise None.
 
-    Return None for any other batch.
+    Return None also if the rows are not active, or if they expire.
     """
     plain = placement.cause is Cause.ENQUEUED and placement.death is None
     if not plain or len(rows.sequence) != count or rows.expires is not NEVER_US:

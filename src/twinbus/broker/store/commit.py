@@ -63,7 +63,7 @@ class Effect:
 
 
 class BatchTarget(NamedTuple):
-    """Where a batch goes that one entity gets completely: no places need to be written for it."""
+    """The entity that gets all rows of a batch: no places need to be written for such a batch."""
 
     entity: int
     first_sequence: int

@@ -1,6 +1,7 @@
 """The log: append-only segments of commit records, one checksum and one sync per record.
 
-log_format.py draws the layout of segments and records. The thread with the turn appends.
+The docstring of log_format.py shows the layout of segments and records. The thread with the turn
+appends.
 
 A segment's space is reserved when it begins, and the files of dropped segments are overwritten: a
 sync that does not extend the file takes half the time. The bytes after the last record are zeros or
