@@ -214,8 +214,9 @@ class _Signals:
     """Records signals from the start on, so that none ends the process while the server starts.
 
     The system may deliver a signal to any thread, and Python runs its handler when the main thread
-    runs Python code again. A main thread that waits for a lock does not. So it waits for a pipe, to
-    which Python writes at each signal. The handlers take no lock: one may interrupt another.
+    runs Python code again. A main thread that waits for a lock runs no Python code, so here it
+    waits for a pipe, to which Python writes at each signal. The handlers take no lock: one may
+    interrupt another.
     """
 
     def __init__(self) -> None:

@@ -313,11 +313,12 @@ class InlineWriter(Writer):
 
 
 class ThreadedWriter(Writer):
-    """If no turn is running, the caller runs it, which saves two thread switches.
+    """Serves many threads: if no turn is running, a caller runs the next turn in its own thread.
 
-    Callers that were answered together tend to call again together, so the next turn waits until
-    the last of them has arrived, and that caller runs the turn for all. A thread of the writer
-    steps in if one does not arrive, runs the timers, and serves callers that do not block.
+    This saves two thread switches. Callers that were answered together tend to call again together,
+    so the next turn waits until the last of them has arrived, and that caller runs the turn for
+    all. The writer's own thread runs the turn if a caller does not arrive; it also runs the timers,
+    and serves callers that do not block.
     """
 
     _has_thread = True
@@ -327,7 +328,8 @@ class ThreadedWriter(Writer):
     ) -> None:
         self._wakeup = Wakeup()  # of the writer's thread
         self._sleeps_until = NEVER_US  # NEVER_US also while it is awake
-        self._guards = False  # whether it sleeps at most GATHER_S, because a turn waits for callers
+        # Whether the thread sleeps for at most GATHER_S, because a turn waits for callers.
+        self._sleeps_briefly = False
         super().__init__(settings, clock, storages)
         self._thread: threading.Thread | None = threading.Thread(
             target=self._run, name="twinbus-writer", daemon=True
@@ -367,14 +369,14 @@ class ThreadedWriter(Writer):
         if self._is_ready():
             return
         self._sleeps_until = self._next_event
-        self._guards = self._expected > 0
+        self._sleeps_briefly = self._expected > 0
         timeout = self._clock.seconds_until(self._sleeps_until)
         if timeout is not None:
             timeout = min(timeout, CLOCK_LOOK_S)
-        if self._guards:
+        if self._sleeps_briefly:
             timeout = GATHER_S if timeout is None else min(timeout, GATHER_S)
         self._wakeup.wait(timeout)
-        self._sleeps_until, self._guards = NEVER_US, False
+        self._sleeps_until, self._sleeps_briefly = NEVER_US, False
 
     def _take_turn(self) -> None:
         if not self._turn_lock.acquire(blocking=False):
@@ -405,7 +407,7 @@ class ThreadedWriter(Writer):
             len(self._arrivals) >= (self._expected or 1)  # this line and the next: `_is_ready`
             or self._arrivals.queued
             or self._leaving  # a caller found the turn taken
-            or (self._expected and not self._guards)
+            or (self._expected and not self._sleeps_briefly)
             or self._next_event < self._sleeps_until
         ):
             self._wakeup.send()
