@@ -8,11 +8,11 @@ Each protocol layer begins with a header of 8 bytes in both directions:
 
 After it come frames:
 
-    4 bytes   size of the frame with these 4 bytes, big-endian
+    4 bytes   size of the frame including these 4 bytes, big-endian
     1 byte    data offset: where the body begins, in words of 4 bytes; at least 2
     1 byte    type: 0 AMQP, 1 SASL
     2 bytes   channel; not used by SASL
-    body      a performative; after a transfer, a part of a message; empty: a heartbeat
+    body      a performative; if it is a transfer, a part of a message follows. A heartbeat has none
 """
 
 import struct
@@ -58,7 +58,7 @@ class AmqpFrameReader:
     """Divides a stream of bytes into headers and frames, however the bytes arrive.
 
     The caller feeds bytes, then takes headers or frames until it gets None, and only then feeds
-    more. An incomplete frame needs at most its own size plus that of one read.
+    more. For an incomplete frame the reader keeps at most the size of this frame and of one read.
     """
 
     __slots__ = ("_at", "_data", "_incomplete", "_needed", "max_frame_bytes")

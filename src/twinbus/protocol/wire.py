@@ -11,9 +11,9 @@
     PONG      [kind]                                                            both
     GOODBYE   [kind, code, text, facts]               the last frame            both
 
-frames.py draws a frame, and frame_values.py its values. A send has its messages as rows (rows.py)
-or as an Arrow record batch of MESSAGE_SCHEMA; a reply has them as rows with the broker's facts, or
-as a batch of DELIVERY_SCHEMA.
+The docstring of frames.py shows the layout of a frame, that of frame_values.py the values. A send
+has its messages as rows (rows.py) or as an Arrow record batch of MESSAGE_SCHEMA; a reply has them
+as rows with the broker's facts, or as a batch of DELIVERY_SCHEMA.
 
 The conversations of both ends call this: client_conversation.py encodes commands and decodes
 replies, and server_conversation.py does the reverse.
@@ -106,7 +106,7 @@ def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
 
 
 def _encode_single(number: int, send: c.Send) -> Buffers | None:
-    """Return the frame of a send of one plain message of a numbered sender; None for other sends.
+    """Return the frame of a send of one plain message with a number; None for other sends.
 
     The frame is equal to that of `_encode_send`.
     """
@@ -153,7 +153,7 @@ def _encode_send(number: int, send: c.Send) -> Buffers:
 
 
 def _fit_as_rows(messages: Sequence[BrokeredMessage]) -> bool:
-    """Return whether messages are few, and their other fields fit into a head."""
+    """Return whether messages are few, and their fields without the bodies fit into a head."""
     if len(messages) > ROWS_AS_ROWS:
         return False
     return sum(message.size - len(message.body) for message in messages) <= MAX_HEAD_BYTES // 4
@@ -185,9 +185,8 @@ def _bounded(pieces: Buffers) -> Buffers:
     head_size, body_size = LENGTHS.unpack_from(pieces[0])
     if head_size > MAX_HEAD_BYTES or body_size > MAX_FRAME_BYTES:
         raise InvalidArgumentError(
-            f"the command has {head_size + body_size} bytes, {head_size} of them without messages "
-            f"and numbers; the limits are {MAX_FRAME_BYTES} and {MAX_HEAD_BYTES}. Use several "
-            "parts"
+            f"the command has {body_size} bytes of messages and numbers, and {head_size} other "
+            f"bytes; the limits are {MAX_FRAME_BYTES} and {MAX_HEAD_BYTES}. Use several commands"
         )
     return pieces
 
