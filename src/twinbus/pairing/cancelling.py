@@ -264,13 +264,13 @@ class Cancellations:
     # -- postponed cancellations ---------------------------------------------------------------
 
     @property
-    def can_go_on(self) -> bool:
+    def can_finish_any(self) -> bool:
         """Whether a postponed cancellation is for an entity that is available again."""
         return any(not self._board.is_failed_over(known.path) for known in self._postponed)
 
     def finish(self) -> None:
         """Execute the postponed cancellations, in a thread because it waits for the primary."""
-        if not self.can_go_on or not self._finishing.acquire(blocking=False):
+        if not self.can_finish_any or not self._finishing.acquire(blocking=False):
             return
         if passes_by_itself(self._primary.clock):
             threading.Thread(target=self._finish, name="twinbus-cancel", daemon=True).start()

@@ -315,12 +315,13 @@ class SendAvailabilityPairing:
             return due
         self._prepare_later()
         self._pinger.tick(now)
-        # After the pings: a ping that passed begins a return, and that begins with a look.
+        # After the pings: when a ping succeeds, the entity may begin to return, and the home watch
+        # looks into its backlog queue first.
         self._home_watch.tick(now)
         due = min(due, self._pinger.next_due(now), self._write_ledger(now), self._prepare_at)
         cancellations = self._route.cancellations
         cancellations.finish()
-        if cancellations.can_go_on:
+        if cancellations.can_finish_any:
             due = min(due, now + to_us(self.options.ping_primary_interval))
         return due
 
@@ -443,7 +444,7 @@ def _ledger_of(primary: str, folder: Path | None) -> "TransitionLedger | None":
 def _installed_syphon() -> SyphonStarter:
     """Return the syphon that Twinbus registers as an entry point.
 
-    An entry point, because the pairing room must not import the syphon room.
+    It is an entry point because the package pairing must not import the package syphon.
     """
     from importlib.metadata import entry_points  # noqa: PLC0415 - only a syphon needs it
 
