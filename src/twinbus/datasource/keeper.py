@@ -4,10 +4,11 @@
     batch under way         renewed; kept when the query stops, because Spark may have committed it
     batch committed         completed when Spark asks for the next batch, or at the next start
 
-The lease of an offset may have expired. The offset may also be of another queue: the option has
-changed, the queue was deleted and created again, or the server was restored from a backup. The
-keeper completes messages only under the lease of their batch, or under a new lease whose origin is
-that of the offset. It runs in the planner's process; a thread renews the leases.
+The lease of an offset may have expired. The offset may also be of another queue: the options of the
+stream name another queue now, the queue was deleted and created again, or the server was restored
+from a backup. The keeper completes messages only under the lease of their batch, or under a new
+lease whose origin is that of the offset. It runs in the planner's process; a thread renews the
+leases.
 """
 
 import logging
@@ -158,8 +159,8 @@ class LeaseKeeper:
                 self._complete_again(end, end.intervals)
             else:
                 _log.warning(
-                    "The checkpoint is of an earlier version and does not say which queue batch "
-                    "%d was read from. Its lease has expired, so its messages stay in %s and are "
+                    "The checkpoint is of an earlier version and does not name the queue of batch "
+                    "%d. The lease of the batch has expired, so its messages stay in %s and are "
                     "delivered again",
                     end.batch,
                     self._path,
@@ -183,7 +184,7 @@ class LeaseKeeper:
                 self._complete_again(end, intervals[half:])
             return
         rest = tuple(pair for pair in intervals if pair[1] > lease.last)
-        if rest and len(rest) < len(intervals):  # a lease has a bound
+        if rest and len(rest) < len(intervals):  # a lease has at most MAX_LEASE_MESSAGES
             self._complete_again(end, rest)
 
     def _settle(self, epoch: int, intervals: Pairs) -> None:
