@@ -36,8 +36,9 @@ class SessionfulReceiver(MessageReceiver):
         return accept_session(self._courier, self.path, session_id, wait, self._options)
 
     def list_sessions(self, state_updated_after_utc: datetime | None = None) -> list[str]:
-        """Return the sessions with messages or a state; or those whose state changed since then.
+        """Return the sessions that have messages or a state.
 
+        With `state_updated_after_utc`, return the sessions whose state was set after this time.
         Sessions that begin or end during the call may be missing.
         """
         self._check()
@@ -63,7 +64,7 @@ class SubscriptionClient(SessionfulReceiver):
         self.name = name
 
     def add_rule(self, rule: RuleDescription) -> None:
-        """Add a rule; it also selects messages, from the next send to the topic on."""
+        """Add a rule to the existing ones; it is in effect from the next send to the topic on."""
         self._check()
         self._courier.ask(CreateRule(self.path, rule))
 

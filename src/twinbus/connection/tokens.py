@@ -68,15 +68,15 @@ class Token:
 def _path_in(resource: str) -> str:
     """Return the path that a token is for.
 
-    Some SDKs of Service Bus sign a token for the management node of an entity, which is for the
-    entity.
+    Some SDKs of Service Bus sign a token for the management node of an entity. Such a token is for
+    the entity.
     """
     path = urlsplit(unquote_plus(resource)).path.strip("/")
     return path[: -len(_MANAGEMENT)] if path.lower().endswith(_MANAGEMENT) else path
 
 
 def _signature(resource: str, expires_s: int, key: str) -> bytes:
-    import hmac  # noqa: PLC0415 - loads OpenSSL, which only clients and servers of a server need
+    import hmac  # noqa: PLC0415 - loads OpenSSL, which embedded namespaces do not need
 
     return hmac.digest(key.encode(), f"{resource}\n{expires_s}".encode(), "sha256")
 

@@ -51,7 +51,7 @@ class Audit:
             ("lost", f"{len(found.lost)}"),
             ("doubled", f"{len(found.doubled)}"),
             ("not delivered in time", f"{len(found.late)}"),
-            ("delivered once more, completion lost", f"{found.redelivered:,}"),
+            ("delivered again after a lost completion", f"{found.redelivered:,}"),
             ("sends that raised", f"{self.raised}"),
             ("diverted", f"{self.diverted:,}"),
             ("brought home by the syphon", f"{self.moved:,}"),

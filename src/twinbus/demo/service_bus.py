@@ -1,6 +1,7 @@
 """The applications and the consumer of the demo, written on the SDK of Azure Service Bus.
 
-The applications use the drop-in. The primary is a Twinbus server at sb://, not Azure.
+The applications send with `PairedServiceBusClient`. The primary is a Twinbus server at sb://, not
+Azure.
 """
 
 import threading
@@ -85,7 +86,10 @@ class ServiceBusConsumer(Closable):
                 time.sleep(0.2)
 
     def _take(self, orders: ServiceBusReceiver) -> None:
-        """Count orders, then complete them: a reply that is lost leaves an order completed."""
+        """Count orders, then complete them: a completed order is not delivered again.
+
+        If the reply to a completion is lost, the order may be completed nevertheless.
+        """
         found = orders.receive_messages(_RECEIVED, max_wait_time=0.5)
         self.handovers.add(
             [message.sequence_number or 0 for message in found],

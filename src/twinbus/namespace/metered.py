@@ -1,8 +1,9 @@
 """Counts operations in the client, for brokers without a ledger: Service Bus and RabbitMQ.
 
-Azure Service Bus and RabbitMQ write no operations ledger. A connection string with `Ledger=` wraps
-their namespace in this one: every process that uses it counts its own operations, when they are
-answered, and writes them to that folder in the schema of a broker. `twinbus report` adds them up.
+Azure Service Bus and RabbitMQ write no operations ledger. If their connection string has `Ledger=`,
+Twinbus wraps the namespace in a `MeteredNamespace`: every process that uses the connection string
+counts its own operations when they are answered, and writes them to that folder in the schema of a
+broker's ledger. `twinbus report` adds them up.
 
 Any thread may call `ask`. A thread of the ledger writes once a minute, if something was counted;
 the rest is written when the namespace is closed or the process ends. An error of the ledger is

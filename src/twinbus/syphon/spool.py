@@ -6,9 +6,10 @@ become files of a ledger in this folder, and the application's process copies th
 Spark's JVM. A driver that is killed leaves the folder behind: `twinbus report` reads it like any
 other.
 
-There is a file each minute, and the small ones of a finished day should become one, as in every
-ledger (`ledger_merge`). So small files stay in this folder until their day is merged here; then the
-merged file is copied, and replaces them on the other file system, too.
+The driver writes a file each minute. As in every ledger, the small files of a finished day are
+merged into one (`ledger_merge`). So small files also stay in this folder after they were copied,
+until their day is merged here; then the merged file is copied, and replaces them on the other file
+system, too.
 """
 
 import logging

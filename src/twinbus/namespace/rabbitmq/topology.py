@@ -102,7 +102,10 @@ async def get_entity(connection: BrokerConnection, path: str) -> EntityType:
 
 
 async def _find(connection: BrokerConnection, declare: str, name: str) -> Any:
-    """Return the reply to a passive declare; None if not found, which also closes the channel."""
+    """Return the reply to a passive declare; None if nothing has this name.
+
+    RabbitMQ closes the channel if nothing has the name, so each call opens a channel of its own.
+    """
     if not name or len(name.encode()) > RABBITMQ_NAME_BYTES:
         return None
     channel = await connection.open_channel()
@@ -313,9 +316,9 @@ def _arguments_of(description: QueueDescription | SubscriptionDescription) -> di
         "x-dead-letter-routing-key": dead_letter_path(description.path),
         "x-dead-letter-strategy": "at-least-once",
     }
-    # RabbitMQ counts deliveries after the first one, Service Bus all that failed. A limit is always
-    # set: without one, RabbitMQ 3 requeues a released message behind all others, and RabbitMQ 4
-    # dead-letters a message after 20 deliveries.
+    # Service Bus counts all deliveries that failed, RabbitMQ only the deliveries after the first. A
+    # limit is always set: without one, RabbitMQ 3 requeues a released message behind all others,
+    # and RabbitMQ 4 dead-letters a message after 20 deliveries.
     most = min(description.max_delivery_count, RABBITMQ_MAX_DELIVERIES)
     arguments["x-delivery-limit"] = most - 1
     if isinstance(description, QueueDescription):
@@ -376,21 +379,21 @@ def _bindings_of(
     return [{"x-match": "all", **wanted}]
 
 
-def _headers_of(selected: object) -> dict[str, Any]:
+def _headers_of(rule_filter: object) -> dict[str, Any]:
     """Return the headers that a correlation filter compares; refuse unsupported fields."""
-    if not isinstance(selected, CorrelationFilter):
+    if not isinstance(rule_filter, CorrelationFilter):
         raise unsupported(NAME, Capability.RULES, "a SQL filter")
     others = ("message_id", "session_id", "correlation_id", "content_type", "to", "reply_to")
     for name in (*others, "reply_to_session_id"):
-        if getattr(selected, name) is not None:
+        if getattr(rule_filter, name) is not None:
             raise unsupported(NAME, Capability.RULES, f"a correlation filter on {name}")
-    for name, value in selected.properties.items():
+    for name, value in rule_filter.properties.items():
         if not isinstance(value, str | int | bool) or name.lower().startswith("x-"):
             raise unsupported(
                 NAME, Capability.RULES, f"a correlation filter on the property {name!r}"
             )
-    subject = {} if selected.subject is None else {SUBJECT: selected.subject}
-    headers = {**selected.properties, **subject}
+    subject = {} if rule_filter.subject is None else {SUBJECT: rule_filter.subject}
+    headers = {**rule_filter.properties, **subject}
     if not headers:
         raise InvalidArgumentError("a correlation filter needs at least one field or property")
     return headers
