@@ -76,7 +76,7 @@ def _path_in(resource: str) -> str:
 
 
 def _signature(resource: str, expires_s: int, key: str) -> bytes:
-    import hmac  # noqa: PLC0415 - loads OpenSSL, which embedded namespaces do not need
+    import hmac  # noqa: PLC0415 - loads OpenSSL, which only signing and checking tokens need
 
     return hmac.digest(key.encode(), f"{resource}\n{expires_s}".encode(), "sha256")
 
