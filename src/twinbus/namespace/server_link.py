@@ -107,7 +107,7 @@ class ServerLink:
         self._wake_number = self._wake_out.fileno()
         for end in (self._wake_out, self._wake_in):
             end.setblocking(False)
-            finalize(self, end.close)  # a failed link is dropped without close()
+            finalize(self, end.close)  # for a namespace that is never closed
         self._thread: threading.Thread | None = None
         self._thread_wakeup = threading.Event()
         self._submitted = 0  # number of unanswered futures
@@ -225,6 +225,8 @@ class ServerLink:
                 if self.ended is not None:
                     break
         finally:
+            if self.ended is not None:
+                self._close_wakeup()
             self._lead.release()
             self._pass_lead()
 
@@ -418,6 +420,19 @@ class ServerLink:
             connected.close()
         self._wake()
         self._thread_wakeup.set()
+        if self._lead.acquire(blocking=False):  # otherwise the leader does this when it leaves
+            self._close_wakeup()
+            self._lead.release()
+            self._pass_lead()
+
+    def _close_wakeup(self) -> None:
+        """Close the sockets that wake the leader.
+
+        The caller has the lead, so no thread polls them. Garbage collection would be too late: an
+        application that tries to reach a stopped server would use up its file descriptors.
+        """
+        for end in (self._wake_out, self._wake_in):
+            end.close()
 
     def close(self) -> None:
         """Wait for the replies to pending requests, then close the connection."""
@@ -436,8 +451,6 @@ class ServerLink:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(GRACE_S)
-        for end in (self._wake_out, self._wake_in):
-            end.close()
 
     def _read_until_closed(self, deadline: int) -> None:
         try:
