@@ -379,6 +379,9 @@ AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # the most that we write, whateve
 MIN_AMQP_FRAME_BYTES: Final = 512  # every peer must take so much, and SASL frames have no more
 MAX_AMQP_DEPTH: Final = 32  # nesting of lists and maps: Python's stack holds 1000
 MAX_AMQP_ITEMS: Final = 65_536  # of one list, map or array; other implementations take as many
+MAX_AMQP_ENTRIES: Final = (
+    32_000  # of a map in a sent message: the broker adds some when it delivers
+)
 MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
 MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
 MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # the most that we decode: values take up to 60 times it
@@ -504,6 +507,7 @@ assert SLOW_FLUSH_US <= SLOW_COMMIT_US
 assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
 assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
 assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES
+assert 2 * MAX_AMQP_ENTRIES < MAX_AMQP_ITEMS
 assert MAX_TOKEN_MESSAGE_BYTES <= STRANGER_AMQP_BYTES <= MAX_STRANGER_BYTES
 assert RABBITMQ_PREFETCH <= RABBITMQ_LOCKS
 assert RABBITMQ_WINDOW < 400

@@ -23,7 +23,7 @@ from tests.scenarios.service_bus_site import (
     encoded,
     key,
 )
-from tests.waiting import settled
+from tests.waiting import settled, until
 from twinbus import MessagingFactory
 from twinbus.amqp.events import (
     Attached,
@@ -32,9 +32,9 @@ from twinbus.amqp.events import (
     LinkDetached,
     OutcomeReported,
 )
-from twinbus.amqp.message import AmqpMessage
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
 from twinbus.amqp.options import LinkOptions
-from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.amqp.performatives import Accepted, Rejected, SenderSettleMode, Source, Target
 from twinbus.amqp.types import Array, Int, UInt
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
@@ -42,12 +42,13 @@ from twinbus.entities import QueueDescription
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
 from twinbus.limits import (
     AMQP_MESSAGE_BYTES,
+    MAX_AMQP_ITEMS,
     MAX_AMQP_LINKS,
     MAX_AMQP_SESSION_LINKS,
     MAX_UNREAD_BYTES,
     SERVICE_BUS_FETCH_BYTES,
 )
-from twinbus.message import BrokeredMessage, to_batch, to_messages, tokens_of
+from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages, tokens_of
 from twinbus.protocol.commands import (
     AcceptSession,
     CreateEntity,
@@ -381,6 +382,72 @@ def test_a_native_client_cannot_store_sections_that_no_receiver_can_decode(
             sender.send_batch([message] * 20)
         sender.send(BrokeredMessage(b"good"))
     assert site.namespace.ask(GetRuntimeProperties(QUEUE)).active_message_count == 1
+
+
+CROWDED = {  # sections with so many entries that the broker cannot add its own
+    "message annotations": SectionKind.MESSAGE_ANNOTATIONS,
+    "delivery annotations": SectionKind.DELIVERY_ANNOTATIONS,
+    "application properties": SectionKind.APPLICATION_PROPERTIES,
+}
+
+
+@pytest.mark.parametrize("what", CROWDED)
+def test_a_message_to_which_the_broker_can_add_nothing_is_rejected_alone(
+    site: ServiceBusSite, what: str
+) -> None:
+    names = [f"{number:04x}" for number in range(MAX_AMQP_ITEMS // 2)]
+    crowded = encode_message({CROWDED[what]: dict.fromkeys(names), SectionKind.DATA: b"bad"})
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.sender(QUEUE)
+        while not link.may_send:
+            peer.write()
+            peer.read()
+        link.send(crowded, tag=b"1", is_settled=False)
+        outcome = peer.wait_for(OutcomeReported).state
+        assert isinstance(outcome, Rejected)
+        assert isinstance(peer.send(link, b"good"), Accepted)
+
+
+@pytest.mark.parametrize("mode", [SenderSettleMode.UNSETTLED, SenderSettleMode.SETTLED])
+def test_a_message_that_amqp_cannot_express_is_set_aside(
+    site: ServiceBusSite, mode: SenderSettleMode
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [bad, BrokeredMessage(b"good")]))
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.receiver(QUEUE, snd_settle_mode=mode)
+        link.grant(2)
+        [good] = peer.take(link)
+    assert [bytes(body) for body in AmqpMessage(good.payload).data_sections] == [b"good"]
+    waiting = Receive(f"{QUEUE}/$deadletterqueue", wait=timedelta(seconds=10))
+    [dead] = to_messages(site.namespace.ask(waiting))
+    assert (dead.body, dead.dead_letter_reason) == (b"bad", "CannotBeEncoded")
+
+
+def test_a_dead_letter_that_amqp_cannot_express_does_not_stop_the_receivers_of_its_queue(
+    site: ServiceBusSite,
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [bad, BrokeredMessage(b"good")]))
+    tokens = site.namespace.ask(Receive(QUEUE, 2)).column("lock_token")
+    site.namespace.ask(Settle(QUEUE, tokens, Disposition.DEAD_LETTER, "test"))
+    dead_letters = f"{QUEUE}/$deadletterqueue"
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.receiver(dead_letters)
+        link.grant(2)
+        [good] = peer.take(link)
+    assert [bytes(body) for body in AmqpMessage(good.payload).data_sections] == [b"good"]
+
+    def states() -> dict[bytes, MessageState | None]:
+        found = to_messages(site.namespace.ask(Peek(dead_letters, 0, 10)))
+        return {message.body: message.state for message in found}
+
+    until(lambda: states()[b"bad"] is MessageState.DEFERRED)
 
 
 # -- what belongs to others ------------------------------------------------------------------------

@@ -6,10 +6,11 @@ from uuid import UUID
 import pytest
 
 from twinbus.amqp.conditions import AmqpError
-from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol, ULong
 from twinbus.errors import InvalidArgumentError
+from twinbus.limits import MAX_AMQP_ITEMS
 from twinbus.message import BrokeredMessage, to_batch, to_messages
 from twinbus.pairing.backlog import diverted, restored
 from twinbus.servicebus.encoding import write_message, write_sent
@@ -154,4 +155,19 @@ def test_a_spoilt_header_that_a_log_has_does_not_keep_a_message_from_amqp_receiv
     found = AmqpMessage(b"".join(write_message(replace(native, amqp=stored))))
     assert found.properties is not None
     assert found.properties.message_id == "1"
+    assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
+
+
+def test_a_section_without_room_for_entries_of_the_broker_is_refused_and_not_delivered() -> None:
+    crowded = encode_section(
+        SectionKind.MESSAGE_ANNOTATIONS,
+        {f"{number:04x}": None for number in range(MAX_AMQP_ITEMS // 2)},
+    )
+    native = BrokeredMessage(b"body", message_id="1")
+    stored = STORED_HEAD.pack(BodyKind.DATA, fingerprint(native)) + crowded
+    with pytest.raises(InvalidArgumentError, match="32768 entries"):
+        check_sections(stored)
+    delivered = replace(native, amqp=stored, sequence_number=1)  # an earlier release stored it
+    found = AmqpMessage(b"".join(write_message(delivered)))
+    assert found.message_annotations == {"x-opt-sequence-number": 1}
     assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
