@@ -112,6 +112,20 @@ def test_headers_count_towards_the_size_of_a_receive(world: RabbitWorld) -> None
     assert world.ask(Receive("orders", 10)).num_rows == 2
 
 
+def test_a_first_receive_asks_for_no_more_large_messages_than_it_may_return(
+    world: RabbitWorld,
+) -> None:
+    make(world)
+    for _ in range(4):
+        world.ask(Send("orders", [BrokeredMessage(bytes(100_000)) for _ in range(10)]))
+    first = world.ask(Receive("orders", 2000, max_bytes=500_000))
+    assert 4 <= first.num_rows <= 5
+    rest: list[BrokeredMessage] = []
+    while len(rest) < 40 - first.num_rows:
+        rest += received(world)
+    assert [message.delivery_count for message in rest] == [0] * len(rest)
+
+
 def test_a_waiting_receive_fails_when_its_queue_is_deleted(
     world: RabbitWorld, channel: Any
 ) -> None:
@@ -231,6 +245,25 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
         settle(world, Disposition.DEAD_LETTER, message)
     settle(world, Disposition.ABANDON, message)
     assert [message.body for message in received(world)] == [b"second"]
+
+
+class MarkedProperties(pika.BasicProperties):  # type: ignore[misc]
+    """Properties with the flags that stand for no property; RabbitMQ passes them on."""
+
+    def encode(self) -> list[bytes]:
+        return [b"\x00\x83\x01a"]
+
+
+def test_flags_without_a_property_do_not_keep_a_message_from_its_receivers(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.queue_declare("classic", durable=True, arguments={"x-queue-type": "classic"})
+    try:
+        channel.basic_publish("", "classic", b"marked", MarkedProperties())
+        (message,) = until(lambda: received(world, "classic"))
+        assert (message.body, message.message_id) == (b"marked", "a")
+    finally:
+        channel.queue_delete("classic")
 
 
 class EncodedProperties(pika.BasicProperties):  # type: ignore[misc]

@@ -109,6 +109,7 @@ class LockKeeper:
                     break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
+            wanted = min(wanted, _fitting(deliveries, limit))
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
             if (wait_s or deliveries) and wanted > 0 and _size(deliveries) < limit:
                 await inlet.consume(deliveries, wanted, wait_s, limit)
@@ -226,6 +227,17 @@ def _tags(deliveries: Sequence[RabbitDelivery]) -> list[int]:
 
 def _size(deliveries: Sequence[RabbitDelivery]) -> int:
     return sum(delivery.size for delivery in deliveries)
+
+
+def _fitting(deliveries: Sequence[RabbitDelivery], limit: int) -> int:
+    """Return how many more messages of the same size fit; without messages, as many as allowed.
+
+    The broker sends all that a consumer asks for, and counts a delivery of those that are requeued.
+    """
+    if not deliveries:
+        return RABBITMQ_PREFETCH
+    size = _size(deliveries)
+    return max((limit - size) * len(deliveries) // max(size, 1), 1)
 
 
 def _excess(deliveries: Sequence[RabbitDelivery], limit: int) -> Sequence[RabbitDelivery]:
