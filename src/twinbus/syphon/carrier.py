@@ -400,10 +400,12 @@ class Carrier:
             for destination, sends in sent.items():
                 trial = trials.tried.get(canonical(destination)) if first_round else None
                 deadline = now + (_TIMEOUT_S if trial is None else trial.timeout_s)
-                undone = sum(
-                    len(run) - self._finish(destination, run, reply, carried, deadline)
-                    for run, reply in sends
-                )
+                undone = 0
+                for run, reply in sends:
+                    done = self._finish(
+                        destination, run, reply, carried, deadline, may_split=not undone
+                    )
+                    undone += len(run) - done
                 left = waiting[destination][1:]
                 spent_s = max(stopwatch() for stopwatch in replied[destination])
                 if undone or carried.note_spent(destination, spent_s):
@@ -423,10 +425,13 @@ class Carrier:
         reply: "Future[SendReceipt]",
         carried: Carried,
         deadline: float,
+        *,
+        may_split: bool = True,
     ) -> int:
         """Wait for a send; return how many of its messages are done: sent or dead-lettered.
 
-        Fewer than all means that the destination failed.
+        Fewer than all means that the destination failed. With `may_split`, a refused run is sent
+        again in parts.
         """
         carried.sends += 1
         began = time.monotonic()
@@ -435,17 +440,28 @@ class Carrier:
         except MessagingError as error:
             carried.sending_s += time.monotonic() - began
             rest = _without_accepted(destination, run, error, carried)
-            return len(run) - len(rest) + self._refused(destination, rest, error, carried)
+            done = len(run) - len(rest)
+            return done + self._refused(destination, rest, error, carried, may_split=may_split)
         carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
 
-    def _refused(self, destination: str, run: Run, error: MessagingError, carried: Carried) -> int:
+    def _refused(
+        self,
+        destination: str,
+        run: Run,
+        error: MessagingError,
+        carried: Carried,
+        *,
+        may_split: bool,
+    ) -> int:
         """Handle a run that the primary did not accept; return how many messages are done."""
-        if isinstance(error, _REFUSED_FOR_GOOD):
+        can_split = may_split and len(run) > 1
+        is_about_all = len(run) == 1 or not isinstance(error, _OF_A_MESSAGE)
+        if isinstance(error, _REFUSED_FOR_GOOD) and (can_split or is_about_all):
             return self._put_aside(destination, run, error, carried)
         is_full = isinstance(error, QuotaExceededError)
-        if is_full and len(run) > 1 and not accepted_in(error):  # a part of the run may fit
+        if is_full and can_split and not accepted_in(error):  # a part of the run may fit
             return self._send_halves(destination, run, carried)
         carried.failures[destination] = failure_of(error)
         return 0

@@ -69,6 +69,8 @@ class LockKeeper:
         inlet = await self._take_inlet(command.path)
         try:
             deliveries = await self._deliveries(inlet, command, most)
+            if inlet.channel.ended is not None:  # after the last delivery: all are requeued
+                raise refusal_of(inlet.channel.ended, command.path)
         except BaseException:
             self._put_back(inlet)
             raise
