@@ -108,9 +108,10 @@ def test_an_interrupted_wait_loses_no_connection(
 def test_an_interrupted_callback_closes_the_connections(
     namespace: RabbitNamespace,
     monkeypatch: pytest.MonkeyPatch,
-    was_interrupted: bool,  # noqa: FBT001 - of pytest
+    was_interrupted: bool,
 ) -> None:
-    namespace._shared_loop()._selector.is_waiting = was_interrupted
+    selector = "twinbus.namespace.rabbitmq.driving._Selector"
+    monkeypatch.setattr(f"{selector}.is_waiting", was_interrupted)
     interrupts = iter([True])
     begin = CommandRunner.begin
 

@@ -69,8 +69,6 @@ class LockKeeper:
         inlet = await self._take_inlet(command.path)
         try:
             deliveries = await self._deliveries(inlet, command, most)
-            if inlet.channel.ended is not None:  # after the last delivery: all are requeued
-                raise refusal_of(inlet.channel.ended, command.path)
         except BaseException:
             self._put_back(inlet)
             raise
@@ -118,6 +116,8 @@ class LockKeeper:
         except BaseException:
             inlet.give_back(_tags(deliveries))
             raise
+        if inlet.channel.ended is not None:  # after the last delivery: all are requeued
+            raise refusal_of(inlet.channel.ended, command.path)
         excess = _excess(deliveries, limit)
         inlet.give_back(_tags(excess))
         return deliveries[: len(deliveries) - len(excess)]
