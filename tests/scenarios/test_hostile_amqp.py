@@ -39,7 +39,7 @@ from twinbus.amqp.types import Array, Int, UInt
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
 from twinbus.entities import QueueDescription
-from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
+from twinbus.errors import InvalidArgumentError, MessageSizeExceededError, MessagingError
 from twinbus.limits import (
     AMQP_MESSAGE_BYTES,
     MAX_AMQP_ITEMS,
@@ -59,6 +59,7 @@ from twinbus.protocol.commands import (
     Peek,
     PutKey,
     Receive,
+    ReceiveDeferred,
     Send,
     SetSessionState,
     Settle,
@@ -448,6 +449,39 @@ def test_a_dead_letter_that_amqp_cannot_express_does_not_stop_the_receivers_of_i
         return {message.body: message.state for message in found}
 
     until(lambda: states()[b"bad"] is MessageState.DEFERRED)
+
+
+def test_a_peek_of_a_message_that_amqp_cannot_express_fails_alone(site: ServiceBusSite) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"good"), bad]))
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        peek = {"from-sequence-number": 0, "message-count": Int(10)}
+        assert peer.manage(QUEUE, "peek-message", peek).condition == "com.microsoft:argument-error"
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 200
+
+
+def test_a_deferred_message_that_amqp_cannot_express_is_not_left_locked(
+    site: ServiceBusSite,
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    [number] = site.namespace.ask(Send(QUEUE, [bad])).sequence_numbers
+    tokens = site.namespace.ask(Receive(QUEUE)).column("lock_token")
+    site.namespace.ask(Settle(QUEUE, tokens, Disposition.DEFER))
+    wanted = {"sequence-numbers": Array(int, (number,)), "receiver-settle-mode": UInt(1)}
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        reply = peer.manage(QUEUE, "receive-by-sequence-number", wanted)
+        assert reply.condition == "com.microsoft:argument-error"
+
+        def is_free() -> bool:
+            with suppress(MessagingError):
+                return bool(site.namespace.ask(ReceiveDeferred(QUEUE, [number])).num_rows)
+            return False
+
+        until(is_free)
 
 
 # -- what belongs to others ------------------------------------------------------------------------
