@@ -11,7 +11,7 @@ from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol, ULong
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_AMQP_ITEMS
-from twinbus.message import BrokeredMessage, to_batch, to_messages
+from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages
 from twinbus.pairing.backlog import diverted, restored
 from twinbus.servicebus.encoding import write_message, write_sent
 from twinbus.servicebus.messages import (
@@ -19,6 +19,7 @@ from twinbus.servicebus.messages import (
     BodyKind,
     check_sections,
     fingerprint,
+    read_delivered,
     read_message,
 )
 
@@ -171,3 +172,14 @@ def test_a_section_without_room_for_entries_of_the_broker_is_refused_and_not_del
     found = AmqpMessage(b"".join(write_message(delivered)))
     assert found.message_annotations == {"x-opt-sequence-number": 1}
     assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
+
+
+@pytest.mark.parametrize("state", [99, -1, "deferred", [1], b"", 1.5])
+def test_a_sender_that_writes_a_state_does_not_keep_a_message_from_its_receivers(
+    state: object,
+) -> None:
+    annotations = {Symbol("x-opt-message-state"): state}
+    payload = encode_message({SectionKind.MESSAGE_ANNOTATIONS: annotations, SectionKind.DATA: b"a"})
+    sent = replace(read_message(AmqpMessage(payload)), state=MessageState.ACTIVE)
+    found = read_delivered(b"".join(write_message(sent)))
+    assert (found.body, found.state) == (b"a", MessageState.ACTIVE)

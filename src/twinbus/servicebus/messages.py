@@ -309,6 +309,7 @@ _ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
 )
 _DEATH: Final = ("DeadLetterReason", "DeadLetterErrorDescription")
 _NATIVE_ANNOTATIONS: Final = frozenset((PARTITION_KEY, SCHEDULED))
+_STATES: Final = tuple(MessageState)
 _NOT_NATIVE: Final = (  # properties without a native field
     "user_id",
     "content_encoding",
@@ -352,7 +353,7 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
         expires_at_utc=None if enqueued is None or life is None else enqueued + life,
         delivery_count=int(header.delivery_count or 0),
         locked_until_utc=moment_of(annotations.get("x-opt-locked-until")),
-        state=MessageState(int(annotations.get("x-opt-message-state") or 0)),
+        state=_state_of(annotations.get("x-opt-message-state")),
         dead_letter_reason=death[0],
         dead_letter_error_description=death[1],
         dead_letter_source=text_of(annotations.get("x-opt-deadletter-source")),
@@ -361,6 +362,11 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
 
 def _integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
+
+
+def _state_of(value: Any) -> MessageState:
+    """Return a state; a sender may have written anything there, which the broker passes on."""
+    return MessageState(value) if value in _STATES else MessageState.ACTIVE
 
 
 def _as_sent(
