@@ -247,6 +247,22 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
     assert [message.body for message in received(world)] == [b"second"]
 
 
+@pytest.mark.parametrize(("size", "kept"), [(120_000, "reason"), (130_500, None)])
+def test_a_message_with_large_headers_is_dead_lettered_without_what_does_not_fit(
+    world: RabbitWorld, size: int, kept: str | None
+) -> None:
+    make(world)
+    large = BrokeredMessage(b"a", application_properties={"large": "x" * size})
+    world.ask(Send("orders", [large]))
+    (message,) = received(world)
+    tokens = tokens_of([message.lock_token] if message.lock_token else [])
+    reason = "reason" if kept else "r" * 4096
+    world.ask(Settle("orders", tokens, Disposition.DEAD_LETTER, reason, "\u20ac" * 4096))
+    (dead,) = received(world, dead_letter_path("orders"))
+    assert (dead.body, dead.dead_letter_source) == (b"a", "orders")
+    assert (dead.dead_letter_reason, dead.dead_letter_error_description) == (kept, None)
+
+
 class MarkedProperties(pika.BasicProperties):  # type: ignore[misc]
     """Properties with the flags that stand for no property; RabbitMQ passes them on."""
 

@@ -187,8 +187,9 @@ class LockKeeper:
         """Return the messages of the valid tokens, as they are published as dead letters."""
         found, _ = self._find(command)
         path, reason, text = command.path, command.reason, command.description
+        frame_bytes = self._connection.frame_bytes  # as on the connection that publishes
         return [
-            dead_letter(*inlet.locked[tag], path, reason, text)
+            dead_letter(*inlet.locked[tag], path, reason, text, frame_bytes)
             for inlet, tags in found.items()
             for tag in tags
         ]
