@@ -385,6 +385,7 @@ MAX_AMQP_ENTRIES: Final = (
 MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
 MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
 MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # the most that we decode: values take up to 60 times it
+CHECKED_SECTION_BYTES: Final = 64 * 1024  # of native sends, at once: values may take 1 us each
 MAX_AMQP_TAG_BYTES: Final = 32  # of a delivery tag, as the specification says
 MAX_AMQP_SESSIONS: Final = 1024  # of one connection; some SDKs begin one for each link
 MAX_AMQP_SESSION_LINKS: Final = 256  # as Service Bus

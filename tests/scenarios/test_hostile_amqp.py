@@ -1,5 +1,6 @@
 """One client cannot harm another (G11): what a bad peer does at the Service Bus door."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,16 +33,17 @@ from twinbus.amqp.events import (
     LinkDetached,
     OutcomeReported,
 )
-from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.options import LinkOptions
 from twinbus.amqp.performatives import Accepted, Rejected, SenderSettleMode, Source, Target
 from twinbus.amqp.types import Array, Int, UInt
 from twinbus.clock import ManualClock
-from twinbus.connection import sign_token
+from twinbus.connection import ConnectionString, sign_token
 from twinbus.entities import QueueDescription
 from twinbus.errors import InvalidArgumentError, MessageSizeExceededError, MessagingError
 from twinbus.limits import (
     AMQP_MESSAGE_BYTES,
+    CHECKED_SECTION_BYTES,
     MAX_AMQP_ITEMS,
     MAX_AMQP_LINKS,
     MAX_AMQP_SESSION_LINKS,
@@ -49,6 +51,7 @@ from twinbus.limits import (
     SERVICE_BUS_FETCH_BYTES,
 )
 from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages, tokens_of
+from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.commands import (
     AcceptSession,
     CreateEntity,
@@ -67,6 +70,7 @@ from twinbus.protocol.commands import (
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
+from twinbus.server import native
 from twinbus.servicebus.messages import STORED_HEAD, fingerprint
 
 pytestmark = pytest.mark.timeout(60)
@@ -482,6 +486,48 @@ def test_a_deferred_message_that_amqp_cannot_express_is_not_left_locked(
             return False
 
         until(is_free)
+
+
+def test_the_sections_of_a_large_native_send_do_not_hold_up_other_clients(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def check(_: bytes) -> None:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "another client")
+        order.append("check")
+
+    monkeypatch.setattr(native, "check_sections", check)
+    connection = (
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    large = BrokeredMessage(b"", amqp=bytes(CHECKED_SECTION_BYTES // 2))
+    with MessagingFactory.from_connection_string(connection) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        sender.send_batch([large] * 8)
+    assert order == [*["check"] * 3, "another client", *["check"] * 5]
+
+
+def test_requests_behind_a_large_native_send_keep_their_order(site: ServiceBusSite) -> None:
+    known = fingerprint(BrokeredMessage(b"", message_id="1"))
+    footer = encode_section(SectionKind.FOOTER, {"large": bytes(CHECKED_SECTION_BYTES)})
+    large = BrokeredMessage(b"", message_id="1", amqp=STORED_HEAD.pack(0, known) + footer)
+    spoilt = replace(large, amqp=(large.amqp or b"") + b"\x00")
+    connection = ConnectionString.parse(
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with ServerNamespace(connection) as client:
+        sends = [
+            client.submit(Send(QUEUE, messages))
+            for messages in ([large] * 4, [spoilt], [BrokeredMessage(b"last")])
+        ]
+        poll = client.submit(Receive(QUEUE, 10))
+        assert isinstance(sends[1].exception(30), InvalidArgumentError)
+        assert sends[0].result(30).sequence_numbers < sends[2].result(30).sequence_numbers
+        assert poll.result(30).num_rows == 5
 
 
 # -- what belongs to others ------------------------------------------------------------------------
