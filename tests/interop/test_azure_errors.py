@@ -27,6 +27,7 @@ from twinbus.errors import (
     MessagingError,
     OperationTimeoutError,
     ServerBusyError,
+    TransientError,
     UnauthorizedError,
 )
 from twinbus.limits import MAX_MESSAGE_BYTES
@@ -110,8 +111,10 @@ def test_an_idle_link_is_opened_again_once_where_it_may_be_the_cause(
 def test_an_unknown_condition_is_transient(bus: Site) -> None:
     bus.refuse(Send, AmqpError("refused", "com.example:new"))
     error = failure(bus)
-    assert error.is_transient
+    assert type(error) is TransientError
     assert error.fault is FaultOwner.BROKER
+    assert says_unavailable(error)
+    assert not counts_at_once(error)
 
 
 def test_a_server_that_cannot_be_reached_is_a_communication_error(bus: Site) -> None:
