@@ -29,7 +29,7 @@ from twinbus.cost.report import TABLES, ReportSettings, make_report
 from twinbus.cost.report_page import report_page, stage_costs
 from twinbus.cost.stages import DIVERTED, Stage
 from twinbus.cost.survey import Survey, survey
-from twinbus.errors import LedgerDamagedError
+from twinbus.errors import LedgerDamagedError, MessagingError
 from twinbus.ledger import LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, Disposition, Receive, Send, Settle
@@ -222,6 +222,24 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
     assert [left_out.path for left_out in report.survey.left_out] == [bad]
     assert totals(report.stages) == {"send": 4}
     assert bad.name in report_page(report)
+
+
+def test_a_file_that_only_the_driver_can_open_is_not_called_damaged(
+    spark: SparkSession, lived: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(text: str) -> None:
+        """Take a file from the workers after the driver has looked at it."""
+        if text == "operations ...":
+            monkeypatch.setattr(Path, "exists", lambda _: True)  # in this process
+            file.rename(file.with_suffix(".away"))
+
+    [file, *_] = sorted((lived.folder / PRIMARY / "ledger" / "operations").rglob("*.parquet"))
+    settings = ReportSettings([lived.folder / PRIMARY], STANDARD, skip_bad_files=True)
+    try:
+        with pytest.raises(MessagingError, match=rf"{file.name} exists, but a worker .* open it"):
+            make_report(spark, settings, on_progress=lose)
+    finally:
+        file.with_suffix(".away").rename(file)
 
 
 # -- the command -----------------------------------------------------------------------------------
