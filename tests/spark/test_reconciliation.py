@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
-from twinbus.cost import reconciliation
+from twinbus.cost import reconciliation, sources
 from twinbus.cost.answers import Report
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.reconciliation import Reconciliation
@@ -187,6 +187,20 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     [outage] = report.outages
     assert outage.seconds_away == 120
     assert outage.seconds_to_drain == 0
+
+
+def test_a_large_day_before_the_report_has_more_tasks(
+    spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 9):
+        books.message("contoso", "accepted", number, f"m{number}", at=MIDNIGHT - SECOND)
+    books.message("contoso", "completed", 8, record=2)
+    monkeypatch.setattr(sources, "REPORT_PARTITION_ROWS", 2)
+    folders, day = books.write(), MIDNIGHT.date()
+    before = survey(folders, day - timedelta(days=1), day - timedelta(days=1))
+    found = Reconciliation(spark, survey(folders, day), before)
+    assert found.task_count == 4
+    assert found.counts() == {("contoso", "orders", "older"): 1}
 
 
 def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
