@@ -82,7 +82,7 @@ def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers | None:
     result = integers(deliveries.column("result"))
     delay = deliveries.column("delay").filter(pa.array(result == HOME)).drop_null()
     delays = np.sort(delay.to_numpy()) / 1e6
-    path = int(integers(deliveries.column("path"))[0])
+    path = int(integers(deliveries.column("path")).min())  # it may have several spellings
     late = np.sort(np.maximum(behind, 0))
     return EntityTransfers(
         None if path < 0 else facts.texts[path],
