@@ -1,12 +1,15 @@
 """Reconciliation of ledgers written by hand: what is wrong is named, what only looks so is not."""
 
 import os
+import signal
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import RDD, TaskContext
 from pyspark.sql import SparkSession
 
 from twinbus import BrokeredMessage, QueueDescription
@@ -14,6 +17,7 @@ from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
 from twinbus.cost import reconciliation, sources
 from twinbus.cost.answers import Report
+from twinbus.cost.pieces import Piece
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.reconciliation import Reconciliation
 from twinbus.cost.report import ReportSettings, make_report
@@ -386,6 +390,29 @@ def test_few_suspects_in_the_driver_and_many_in_spark_are_found_alike(
     report = books.report(spark)
     assert named(report) == SUSPECTS
     assert report.suspect_count == len(SUSPECTS)
+
+
+def test_messages_count_once_although_workers_are_killed(
+    spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read_in_second_attempts(*given: Any) -> RDD[Piece]:
+        def kill_first(pieces: Iterable[Piece]) -> Iterable[Piece]:
+            task = TaskContext.get()
+            assert task is not None
+            read = [*pieces]
+            if not task.attemptNumber():
+                (tmp_path / f"{task.stageId()}.killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read
+
+        return sources.pieces_of(*given).mapPartitions(kill_first)
+
+    monkeypatch.setattr(reconciliation, "pieces_of", read_in_second_attempts)
+    write_suspects(books)
+    report = books.report(spark)
+    assert named(report) == SUSPECTS
+    assert sum(row.messages for row in report.statuses) == 7
+    assert len(list(tmp_path.glob("*.killed"))) == 2  # in each of the jobs that read
 
 
 def test_the_search_for_messages_that_are_not_home_reads_each_ledger_once(
