@@ -109,6 +109,7 @@ def test_a_deleted_queue_leaves_nothing_behind(world: RabbitWorld, channel: Any)
 @pytest.mark.parametrize(
     "settings",
     [
+        {"requires_session": True},
         {"requires_duplicate_detection": True},
         {"enable_partitioning": True},
         {"forward_to": "elsewhere"},
