@@ -22,7 +22,7 @@ MIRRORS = {  # classes for asyncio with the names of the blocking ones: only the
 
 FORBIDDEN = re.compile(  # pronouns, and private words for things that have a name
     r"_*(one|ones|it|its|those|there|whole|some|things?|stuff)"
-    r"|(.*_)?(told|held|said|heard|ours|theirs)(_.*)?",
+    r"|(.*_)?(told|held|said|heard|ours|theirs|it)(_.*)?",
     re.IGNORECASE,
 )
 VAGUE = re.compile(  # further words with no meaning in the domain
@@ -115,6 +115,7 @@ def test_no_identifier_is_a_vague_word(place: str) -> None:
         ("_held", True),
         ("MAX_HELD_SESSIONS", True),
         ("its", True),
+        ("READ_BY_IT", True),
         ("first", False),
     ],
 )
