@@ -134,7 +134,7 @@ def mapped(error: BaseException) -> MappedFailure:
     status: Any = getattr(error, "status_code", None)
     if isinstance(error, core.HttpResponseError) and status in STATUSES:
         return STATUSES[status]
-    if type(error) is sdk.ServiceBusError and condition.startswith(("amqp:", "com.microsoft:")):
+    if type(error) is sdk.ServiceBusError and condition:
         return _LOST if condition in _OF_CLIENT else _UNFIT
     for kind, row in TABLE.items():
         if isinstance(error, kind):
