@@ -45,6 +45,13 @@ REPLIES = [
         "not accepted",
     ),
     (
+        404,
+        "NOT_FOUND - queue 'q' in vhost '/' process is stopped by supervisor; its node is down",
+        CommunicationError,
+        "not accepted",
+    ),
+    (404, "NOT_FOUND - no process of queue 'q' in vhost '/'", CommunicationError, "not accepted"),
+    (
         405,
         "RESOURCE_LOCKED - cannot obtain exclusive access",
         InvalidOperationError,
