@@ -12,6 +12,7 @@ import pytest
 from pyspark import RDD, TaskContext
 from pyspark.sql import SparkSession
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
@@ -25,7 +26,6 @@ from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import survey
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
 from twinbus.limits import LOCAL_ROWS
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -273,7 +273,7 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
     settings = EngineSettings(
         directory=tmp_path / "contoso", ledger=LedgerSettings(max_bytes=200_000)
     )
-    with EmbeddedNamespace(settings, clock, threaded=False) as namespace:
+    with embedded(settings, clock, threaded=False) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"it stands the whole time")]))
         namespace.ask(Receive("orders"))
@@ -297,7 +297,7 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
     def settings(*, accept_damage: bool = False) -> EngineSettings:
         return EngineSettings(directory=tmp_path / "contoso", accept_damage=accept_damage)
 
-    with EmbeddedNamespace(settings()) as namespace:
+    with embedded(settings()) as namespace:
         for path in ("orders", "deleted"):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
             sent = [BrokeredMessage(b"", message_id=f"{path} {at}") for at in range(3)]
@@ -306,7 +306,7 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
         namespace.ask(DeleteEntity("deleted"))
     for segment in (tmp_path / "contoso").glob("log/*.log"):
         segment.unlink()
-    with EmbeddedNamespace(settings(accept_damage=True)) as namespace:
+    with embedded(settings(accept_damage=True)) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="new")]))
     report = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))

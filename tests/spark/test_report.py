@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.inside import storage_of
+from tests.namespaces import embedded
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.log import Log
@@ -141,7 +142,7 @@ def _open(folder: Path, clock: ManualClock) -> EmbeddedNamespace:
     settings = EngineSettings(
         directory=folder, ledger=LedgerSettings(roll_interval=timedelta(days=1))
     )
-    return EmbeddedNamespace(settings, clock, threaded=False)
+    return embedded(settings, clock, threaded=False)
 
 
 def _blot_out(folder: Path, number: int) -> None:
@@ -288,7 +289,7 @@ def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
 def test_the_command_exits_with_1_and_names_messages_that_are_not_accounted_for(
     tmp_path: Path, run: Callable[..., Any]
 ) -> None:
-    with EmbeddedNamespace(tmp_path / "contoso") as namespace:
+    with embedded(EngineSettings(directory=tmp_path / "contoso")) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="gone")]))
     for segment in (tmp_path / "contoso").glob("log/*.log"):

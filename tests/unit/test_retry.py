@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.namespaces import embedded
 from tests.unit.properties import replayed_at_length
 from twinbus.client.courier import Courier
 from twinbus.client.factory import MessagingFactory
@@ -31,7 +32,6 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BACKOFF, MIN_BACKOFF, OPERATION_TIMEOUT, SECOND_US
 from twinbus.message import BrokeredMessage
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.capabilities import EVERY_CAPABILITY
 from twinbus.protocol.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
 from twinbus.testing import Fault, FaultyNamespace
@@ -68,7 +68,7 @@ class Trouble:
 @pytest.fixture
 def trouble(tmp_path: Path) -> Iterator[Trouble]:
     clock = ManualClock()
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as inner:
+    with embedded(tmp_path / "namespace", clock) as inner:
         for path in (ORDERS, PAYMENTS):
             inner.ask(CreateEntity(QueueDescription(path=path)))
         inner.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))

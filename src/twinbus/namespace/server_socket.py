@@ -22,13 +22,14 @@ def now_us() -> int:
 def opened_socket(connection: ConnectionString, deadline: int) -> socket.socket:
     """Return a connected socket; raise if the deadline passes before it is connected."""
     now = now_us()
+    peer = f"the server at {connection.address}"
     left_s = min((deadline - now) / SECOND_US, CONNECT_TIMEOUT_S)
     if left_s <= 0:
-        raise unanswered(0)
+        raise unanswered(0, peer=peer)
     try:
         connected = _reach(connection, left_s)
     except TimeoutError:
-        raise unanswered((now_us() - now) / SECOND_US) from None
+        raise unanswered((now_us() - now) / SECOND_US, peer=peer) from None
     try:
         if connection.socket is None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
