@@ -446,6 +446,28 @@ def test_a_pipelined_send_refused_with_server_busy_is_tried_again_after_ten_seco
     assert watch.shows >= GATE
 
 
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_a_pipelined_send_is_tried_as_often_as_any_other(trouble: Trouble, tries: int) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    policy = RetryPolicy(max_tries=tries)
+    with trouble.factory(policy).create_message_sender(ORDERS).pipelined() as sender:
+        error: Any = sender.send(ORDER).exception(timeout=10)
+    assert trouble.namespace.failed == tries
+    assert history(error) == [TransientError] * tries
+    assert tries == 1 or f"(tried {tries} times in " in str(error)
+
+
+def test_a_pipelined_send_that_has_no_time_for_a_busy_gate_says_that_it_was_tried(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    policy = RetryPolicy(operation_timeout=timedelta(seconds=5))
+    with trouble.factory(policy).create_message_sender(ORDERS).pipelined() as sender:
+        error = sender.send(ORDER).exception(timeout=10)
+    assert isinstance(error, ServerBusyError)
+    assert "(tried once in 0 s)" in str(error)
+
+
 # -- a life that ends ------------------------------------------------------------------------------
 
 
