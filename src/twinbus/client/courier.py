@@ -28,7 +28,7 @@ from twinbus.client.retry import (
 from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
-from twinbus.errors import MessagingError, OperationTimeoutError
+from twinbus.errors import MessagingError, OperationTimeoutError, ServerBusyError
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
@@ -197,6 +197,10 @@ class Courier:
     def busy_until(self, path: str, now: int) -> int:
         """Return when the gate opens for an entity; `now` if it is open."""
         return self._gate.check(path, now)[0]
+
+    def busy_error(self, path: str) -> ServerBusyError | None:
+        """Return why nothing may be sent to an entity now; None if the gate is open."""
+        return self._gate.check(path, self.clock.now_us())[1]
 
     def submit(self, command: Command[R]) -> "Future[R]":
         """Send a command without waiting for its reply; it is not retried."""
