@@ -285,6 +285,14 @@ def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
     assert f"0.7500 {currency}" in report_page(report)
 
 
+def test_the_price_of_a_few_bytes_is_not_shown_as_a_price_of_nothing() -> None:
+    report = Report(STANDARD, Survey({}, ()))
+    report.money = list(priced({"2026-11": {"send": Billed(1, size=82)}}, STANDARD))
+    shown = f"less than 0.0001 {STANDARD.currency}"
+    assert [row[-1] for row in stage_costs(report)] == [shown, shown]
+    assert shown in report_page(report)
+
+
 @pytest.mark.usefixtures("spark")
 def test_the_command_exits_with_1_and_names_messages_that_are_not_accounted_for(
     tmp_path: Path, run: Callable[..., Any]

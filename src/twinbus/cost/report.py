@@ -276,7 +276,7 @@ class _ReportJob:
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
         """Price each month in total: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        self._write("money", _table(self._report.money, _MONEY))
+        self._write("money", _table([row.rounded() for row in self._report.money], _MONEY))
 
     # -- outages and transfers -----------------------------------------------------------------
 
