@@ -269,6 +269,15 @@ def test_a_deferred_message_is_received_by_its_number(world: World) -> None:
     assert peek(world) == []
 
 
+def test_a_deferral_is_no_failed_delivery(world: World) -> None:
+    queue(world, max_delivery_count=1)
+    number = defer_one(world)
+    for _ in range(3):
+        (received,) = deferred(world, number)
+        assert received.delivery_count == 0
+        settle(world, Disposition.DEFER, received)
+
+
 def test_deferred_messages_are_received_all_or_nothing(world: World) -> None:
     queue(world)
     number = defer_one(world)

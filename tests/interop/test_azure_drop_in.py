@@ -301,6 +301,22 @@ def test_a_closed_sender_sends_no_more(shared: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
+@pytest.mark.parametrize("closes", ["sender", "client"])
+def test_a_closed_sender_for_asyncio_sends_no_more(shared: Site, closes: str) -> None:
+    async def run() -> None:
+        client = AsyncPairedServiceBusClient.from_connection_string(
+            shared.text, paired_with=shared.paired_with()
+        )
+        sender = client.get_queue_sender("lines")
+        await (sender if closes == "sender" else client).close()
+        with pytest.raises(ValueError, match="shutdown"):
+            await sender.send_messages(ServiceBusMessage("a"))
+        await client.close()
+        assert client.pairing is None
+
+    asyncio.run(run())
+
+
 # -- credentials -----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """Every failure of the SDK is the error that the table says; each row is produced over the wire."""
 
 import http.server
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import trustme
 
 from tests.inside import open_links
 from tests.interop.azure_site import QUEUE, Site, site
-from twinbus import BrokeredMessage, QueueDescription
+from twinbus import BrokeredMessage, QueueDescription, errors
 from twinbus.amqp.conditions import AmqpError
 from twinbus.errors import (
     CommunicationError,
@@ -27,12 +28,13 @@ from twinbus.errors import (
     MessagingError,
     OperationTimeoutError,
     ServerBusyError,
+    TransientError,
     UnauthorizedError,
 )
 from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.message import tokens_of
 from twinbus.namespace.azure import AzureNamespace
-from twinbus.namespace.azure_errors import CONDITIONS, STATUSES, busy_scope, mapped
+from twinbus.namespace.azure_errors import CONDITIONS, STATUSES, TABLE, busy_scope, mapped
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.protocol.commands import (
     CreateEntity,
@@ -44,6 +46,7 @@ from twinbus.protocol.commands import (
     Settle,
 )
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/use-azure-service-bus.md"
 SINGLE_SEND = Send(QUEUE, [BrokeredMessage(b"a")])
 COUNTS = {  # for failover, at once or after the retry policy; the others are the caller's to see
     "amqp:resource-limit-exceeded",
@@ -107,11 +110,33 @@ def test_an_idle_link_is_opened_again_once_where_it_may_be_the_cause(
     assert bus.count(Send) == (2 if CONDITIONS[condition].is_stale else 1)
 
 
+def documented() -> Iterator[tuple[str, str, str]]:
+    """Yield the errors of the table for users, whether each is transient, and when it counts."""
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[2] in ("yes", "no"):
+            for name in re.findall(r"`(\w+Error)`", cells[1]):
+                yield name, cells[2], cells[3]
+
+
+def test_users_are_told_of_every_error_whether_it_is_transient_and_counts() -> None:
+    kinds = {row.kind for table in (CONDITIONS, TABLE, STATUSES) for row in table.values()}
+    kinds.add(MessagingError)  # of what no row describes
+    assert {name for name, _, _ in documented()} == {kind.__name__ for kind in kinds}
+    for name, transient, counts in documented():
+        error: MessagingError = getattr(errors, name)("refused")
+        assert (transient == "yes") is error.is_transient, name
+        assert counts.startswith("no") is not says_unavailable(error), name
+        assert (counts == "at once") is counts_at_once(error), name
+
+
 def test_an_unknown_condition_is_transient(bus: Site) -> None:
     bus.refuse(Send, AmqpError("refused", "com.example:new"))
     error = failure(bus)
-    assert error.is_transient
+    assert type(error) is TransientError
     assert error.fault is FaultOwner.BROKER
+    assert says_unavailable(error)
+    assert not counts_at_once(error)
 
 
 def test_a_server_that_cannot_be_reached_is_a_communication_error(bus: Site) -> None:

@@ -171,6 +171,15 @@ def test_a_message_without_a_session_is_refused(bus: Bus, path: str) -> None:
         bus.sender(path).send_messages(ServiceBusMessage("a"))
 
 
+def test_a_batch_with_one_message_without_a_session_is_refused_as_a_whole(
+    bus: Bus, path: str
+) -> None:
+    batch = [ServiceBusMessage("a", session_id="s"), ServiceBusMessage("b")]
+    with pytest.raises(ServiceBusError, match="session"):
+        bus.sender(path).send_messages(batch)
+    assert bus.active(path) == 0
+
+
 def test_a_queue_with_sessions_needs_a_session_and_one_without_takes_none(
     bus: Bus, path: str
 ) -> None:

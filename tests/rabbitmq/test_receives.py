@@ -227,6 +227,16 @@ def test_a_message_of_a_foreign_queue_can_be_dead_lettered(
         channel.queue_delete(dead_letter_path("classic"))
 
 
+def test_an_existing_queue_for_dead_letters_is_used_as_it_is(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.queue_declare(dead_letter_path("orders"), durable=True)  # not a quorum queue
+    make(world)
+    send(world, "a")
+    settle(world, Disposition.DEAD_LETTER, *received(world))
+    assert [message.body for message in received(world, dead_letter_path("orders"))] == [b"a"]
+
+
 def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued(
     world: RabbitWorld, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +245,7 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
     channel.basic_publish("", "orders", b"first")
     settle(world, Disposition.DEAD_LETTER, *until(lambda: received(world)))  # opens the channel
 
-    async def delete_instead(_channel: Any, path: str) -> None:
+    async def delete_instead(_connection: Any, path: str) -> None:
         channel.queue_delete(dead_letter_path(path))
 
     monkeypatch.setattr(runner, "declare_dead_letters", delete_instead)

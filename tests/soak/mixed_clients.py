@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -178,7 +179,8 @@ def story(seed: int, kills: int) -> Findings:
             sender.stop()
         twins.stop_sending()
         bring_home(twins)
-        until(lambda: not _waiting(twins), "the consumers have emptied the queue")
+        while waiting := _waiting(twins):
+            until(partial(_has_shrunk, twins, waiting, consumers), "the consumers empty the queue")
         for consumer in consumers:
             consumer.stop()
         assert not [worker.trouble for worker in twins.workers if worker.trouble]
@@ -215,6 +217,12 @@ def _await_rounds(applications: list[Application]) -> None:
 def _waiting(twins: Twins) -> int:
     with NamespaceManager.from_connection_string(twins.primary_string) as manager:
         return manager.get_runtime_properties(QUEUE).active_message_count
+
+
+def _has_shrunk(twins: Twins, before: int, consumers: list[Application]) -> bool:
+    troubles = [consumer.trouble for consumer in consumers if consumer.trouble]
+    assert not troubles, troubles
+    return _waiting(twins) < before
 
 
 def check(findings: Findings) -> None:

@@ -260,7 +260,7 @@ class World:
         self.storage = FaultyStorage(self.clock)
         self.engine = self.opened()
         self.seen: list[Any] = []
-        self.held: list[tuple[str, list[UUID]]] = []
+        self.locked: list[tuple[str, list[UUID]]] = []
         self.numbers: dict[str, list[int]] = {}
         self.restarts = 0
 
@@ -279,7 +279,7 @@ class World:
             return reply
         tokens = [m.lock_token for m in found if m.lock_token is not None]
         if tokens:
-            self.held.append((path, tokens))
+            self.locked.append((path, tokens))
         return [replace(m, lock_token=None) for m in found]
 
     def turn(self, sends: Sequence[Send]) -> list[Any]:
@@ -316,9 +316,9 @@ class World:
         return [grant.lock.session_id, grant.locked_until_utc, found]
 
     def do_settle(self, step: Step) -> Any:
-        if not self.held:
+        if not self.locked:
             return None
-        path, tokens = self.held.pop(step.count % len(self.held))
+        path, tokens = self.locked.pop(step.count % len(self.locked))
         if step.flag:
             tokens = tokens[:1]
         reason = "r" if step.choice is Disposition.DEAD_LETTER else None
@@ -358,7 +358,7 @@ class World:
         self.restarts += self.engine.restarts
         (self.engine.close if step.flag else self.engine.crash)()
         self.engine = self.opened()
-        self.held.clear()
+        self.locked.clear()
         return faults
 
     def do_refuse(self, step: Step) -> Any:

@@ -94,6 +94,16 @@ def test_a_field_that_a_native_client_changed_wins_and_the_rest_keeps_its_types(
     assert type(stored["int"]) is Int
 
 
+def test_a_changed_field_leaves_the_properties_that_native_messages_cannot_express() -> None:
+    stored = {"none": None, "large": ULong(2**64 - 1), "int": Int(5), "gone": "x"}
+    properties = {SectionKind.APPLICATION_PROPERTIES: stored, SectionKind.DATA: b"body"}
+    message = read_message(AmqpMessage(encode_message(properties)))
+    changed = replace(message, subject="b", application_properties={"int": 5, "new": "c"})
+    found = AmqpMessage(b"".join(write_message(changed))).application_properties or {}
+    assert found == {"none": None, "large": ULong(2**64 - 1), "int": Int(5), "new": "c"}
+    assert (type(found["large"]), type(found["int"])) == (ULong, Int)
+
+
 @pytest.mark.parametrize("spoilt", [b"", b"x", b"\xff" * 40])
 def test_sections_that_are_none_do_no_harm(spoilt: bytes) -> None:
     message = BrokeredMessage(b"body", message_id="1", subject="a", amqp=spoilt)

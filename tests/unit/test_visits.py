@@ -1,5 +1,7 @@
 """Which backlog queues a syphon visits that receives under lock, and when."""
 
+import pytest
+
 from twinbus.clock import to_us
 from twinbus.limits import DEFAULT_LOCK_DURATION, MAX_VISIT_PAUSE, SECOND_US
 from twinbus.syphon.carrier import INTERRUPTED, Carried, Failure, Range
@@ -57,6 +59,36 @@ def test_a_queue_of_a_failing_destination_is_visited_again_when_that_is_due() ->
     assert visits.next_due() == SECOND_US
     visits.wake(SECOND_US)
     assert visit(visits, SECOND_US) == [Visit("a", ())]  # the destination is on trial here
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_task_that_finds_nothing_does_not_hide_what_another_task_of_the_queue_keeps(
+    is_reversed: bool,
+) -> None:
+    visits = visits_of("a")
+    visits.ready("a")
+    visit(visits)
+    empty = outcome("a", is_drained=True)
+    stuck = outcome("a", kept={"orders": 5}, failures={"orders": DOWN}, is_drained=True)
+    visits.absorb([stuck, empty] if is_reversed else [empty, stuck], 0)
+    assert visits.idle == []
+    assert visits.kept() == {"orders": 5}
+    assert visits.next_due() == SECOND_US
+
+
+def test_a_queue_is_idle_when_all_its_tasks_found_it_empty() -> None:
+    visits = visits_of("a")
+    visits.see("a", 9)
+    visits.ready("a")
+    visit(visits)
+    moved = outcome("a", moved={"orders": (5, 9)}, is_drained=True, oldest_us=7)
+    more = outcome("a", moved={"orders": (3, 9)}, oldest_us=5)
+    visits.absorb([moved, more], 0)
+    assert visits.ready_queues == ["a"]
+    assert (visits.waiting, visits.oldest_us) == (1, 5)
+    visit(visits)
+    visits.absorb([outcome("a", is_drained=True)] * 2, 0)
+    assert visits.idle == ["a"]
 
 
 def test_visits_in_vain_become_rarer_up_to_a_bound() -> None:

@@ -37,6 +37,7 @@ from twinbus.tracing import in_context
 __all__ = ["PairedServiceBusClient", "PairedServiceBusSender"]
 
 R = TypeVar("R")
+_CLOSED = "The handler has already been shutdown. Get a new sender from an open client."
 
 
 class LoopCredential:
@@ -80,6 +81,7 @@ class PairedServiceBusClient(ServiceBusClient):
         self._pairs = asyncio.Lock()  # locked while it pairs
         self._threads = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-azure-aio")
         self._own_credential: Any = None  # to be closed with the client
+        self._is_closed = False
 
     @classmethod
     def from_connection_string(  # type: ignore[override]
@@ -107,6 +109,8 @@ class PairedServiceBusClient(ServiceBusClient):
     async def paired(self) -> blocking.PairedServiceBusClient:
         """Return the blocking client; pair it at the first call."""
         async with self._pairs:
+            if self._is_closed:
+                raise ValueError(_CLOSED)
             if self._blocking is None:
                 primary = self._primary
                 if primary.credential is not None:
@@ -146,6 +150,10 @@ class PairedServiceBusClient(ServiceBusClient):
     async def close(self) -> None:
         """Close receivers, senders and the pairing."""
         await super().close()
+        async with self._pairs:
+            if self._is_closed:
+                return
+            self._is_closed = True
         if self._blocking is not None:
             await self.run(self._blocking.close)
         if self._own_credential is not None:
@@ -161,11 +169,13 @@ class PairedServiceBusSender:
         self.fully_qualified_namespace = client.fully_qualified_namespace
         self._client = client
         self._sender: blocking.PairedServiceBusSender | None = None
+        self._is_closed = False
 
     async def _ready(self) -> blocking.PairedServiceBusSender:
-        if self._sender is None:
-            client = await self._client.paired()
-            self._sender = self._sender or client.get_queue_sender(self.entity_name)
+        if self._is_closed:
+            raise ValueError(_CLOSED)
+        client = await self._client.paired()
+        self._sender = self._sender or client.get_queue_sender(self.entity_name)
         return self._sender
 
     async def send_messages(self, message: Any, **options: Any) -> None:
@@ -197,6 +207,7 @@ class PairedServiceBusSender:
 
     async def close(self) -> None:
         """Close the sender; later sends raise."""
+        self._is_closed = True
         if self._sender is not None:
             self._sender.close()
 

@@ -158,16 +158,16 @@ def send(
             advance(len(chunk))
 
 
-class _Sent:
+class _SentCount:
     """How many messages were sent."""
 
     count = 0
 
 
 @contextmanager
-def _counting(settings: Settings, path: str) -> Iterator[_Sent]:
+def _counting(settings: Settings, path: str) -> Iterator[_SentCount]:
     """Report how many messages were sent, also when an error or Ctrl-C ends a bulk send early."""
-    sent = _Sent()
+    sent = _SentCount()
     is_done = False
     try:
         yield sent
@@ -290,9 +290,11 @@ def receive(
             else _accept_session(factory, path, session_id, wait)
         )
         kept = []
+        is_empty = True
         is_quiet = sys.stdout.isatty()  # the messages show the progress
         with settings.closing(receiver), progress("receiving", most, is_quiet=is_quiet) as advance:
             for messages in _batches(receiver, most, wait):
+                is_empty = False
                 _print(messages, settings)
                 advance(len(messages))
                 if keep:
@@ -301,6 +303,8 @@ def receive(
                     receiver.complete(messages)
             if kept:
                 receiver.release(kept)
+        if is_empty:
+            _print([], settings)
 
 
 def _accept_session(

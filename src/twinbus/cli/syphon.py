@@ -154,8 +154,8 @@ def syphon(
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)
-        # Other processes may create queues on a server, but not in an embedded namespace.
-        is_shared = ConnectionString.parse(secondary_text).place is Place.SERVER
+        # Other processes may create queues, but not in a directory that this process has opened.
+        is_shared = ConnectionString.parse(secondary_text).place is not Place.EMBEDDED
         if not found.paths and not once and is_shared:
             found = _await_queues(manager, identity, backlog_queue_count)
         extra = tuple(found.extra.values()) if include_extra_queues else ()

@@ -16,12 +16,16 @@ import pyarrow.parquet as pq
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.limits import FILE_WEIGHT
 
+CANNOT_OPEN = "FAILED_READ_FILE.CANNOT_OPEN"
+
 
 class LedgerFileError(Exception):
     """A worker cannot read a ledger file; the text has the words that Spark's JVM uses."""
 
     def __init__(self, path: str, cause: Exception) -> None:
-        super().__init__(f"[FAILED_READ_FILE] file://{quote(path)} : {cause}")
+        is_closed = isinstance(cause, FileNotFoundError | PermissionError)
+        condition = CANNOT_OPEN if is_closed else "FAILED_READ_FILE"
+        super().__init__(f"[{condition}] file://{quote(path)} : {cause}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RuntimeError, self.args
@@ -77,6 +81,8 @@ class FilePiece:
                 for group, rows in enumerate(self.groups):
                     if rows:
                         yield file.read_row_group(group, [*columns], use_threads=False)
+        except MemoryError:  # also Arrow's: the file is not damaged
+            raise
         except (OSError, ValueError, pa.ArrowException) as error:
             raise LedgerFileError(self.path, error) from error
 

@@ -39,6 +39,7 @@ from twinbus.cost.answers import (
 )
 from twinbus.cost.operations import OPERATION_COLUMNS, add_up, rows_of, summed
 from twinbus.cost.outages import OUTAGES
+from twinbus.cost.pieces import CANNOT_OPEN
 from twinbus.cost.prices import Billed, PriceSheet, priced
 from twinbus.cost.reconciliation import SUSPECTS, Reconciliation
 from twinbus.cost.sources import pieces_of
@@ -120,7 +121,15 @@ def make_report(
                 ).run()
         except _DamagedFileError as damage:
             tries += 1
-            if tries < REPORT_TRIES and not _location(session, damage.path).exists():
+            is_there = _location(session, damage.path).exists()
+            if is_there and damage.is_out_of_reach:
+                raise MessagingError(
+                    f"{damage.path} exists, but a worker of Spark cannot open it. Every worker "
+                    "must reach the folders of the ledgers at the same paths and may read them. "
+                    "Share the folders, or copy them to a file system that Spark reaches and give "
+                    "its URI"
+                ) from damage
+            if tries < REPORT_TRIES and not is_there:
                 on_progress(
                     f"{damage.path} was merged or deleted meanwhile; the ledgers are read again"
                 )
@@ -135,11 +144,12 @@ def make_report(
 
 
 class _DamagedFileError(Exception):
-    """Spark found a file with a valid footer and damaged content, or a file is gone."""
+    """Spark found a file with a valid footer and damaged content, or cannot open a file."""
 
-    def __init__(self, path: Path | str, why: str) -> None:
+    def __init__(self, path: Path | str, why: str, *, is_out_of_reach: bool) -> None:
         super().__init__(why)
         self.path, self.why = path, why
+        self.is_out_of_reach = is_out_of_reach  # of the worker that has tried to open it
 
 
 def _surveyed(session: SparkSession, settings: ReportSettings) -> Survey:
@@ -175,7 +185,9 @@ def _cause_shown() -> Iterator[None]:
                 "Spark, remove the cause, and run the report again"
             ) from error
         why = "damaged: a part of it cannot be read, or fails its checksum"
-        raise _DamagedFileError(folder_of(unquote(named[0])), why) from error
+        is_out_of_reach = CANNOT_OPEN in str(error)
+        path = folder_of(unquote(named[0]))
+        raise _DamagedFileError(path, why, is_out_of_reach=is_out_of_reach) from error
 
 
 class _ReportJob:
@@ -264,7 +276,7 @@ class _ReportJob:
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
         """Price each month in total: its tiers count the operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        self._write("money", _table(self._report.money, _MONEY))
+        self._write("money", _table([row.rounded() for row in self._report.money], _MONEY))
 
     # -- outages and transfers -----------------------------------------------------------------
 

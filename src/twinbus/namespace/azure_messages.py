@@ -20,7 +20,7 @@ from twinbus.amqp.message import AmqpMessage
 from twinbus.clock import from_us
 from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, PropertyValue
-from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message
+from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message, text_of
 
 _PLAIN = (str, int, float, bool, bytes, UUID)
 _MOST_TTL_MS = 2**32 - 1  # unlimited
@@ -68,7 +68,8 @@ class SdkMessage(BrokeredMessage):
 
 def _is_plain(outgoing: Message) -> bool:
     """Return whether native fields express the whole message, with the same types."""
-    application, properties = outgoing.application_properties or {}, outgoing.properties
+    application = outgoing.application_properties or {}
+    properties = outgoing.properties or Properties()
     return (
         outgoing.header is None
         and not outgoing.delivery_annotations
@@ -78,6 +79,8 @@ def _is_plain(outgoing: Message) -> bool:
         and all(_text(key) in _NATIVE_ANNOTATIONS for key in outgoing.message_annotations or {})
         and all(type(value) in _SAME_TYPES for value in application.values())
         and not any(map(properties.__getattribute__, _NOT_NATIVE))
+        and type(properties.message_id) is str
+        and (properties.correlation_id is None or type(properties.correlation_id) is str)
     )
 
 
@@ -115,9 +118,9 @@ def from_sdk(message: Any) -> SdkMessage:
     return SdkMessage(
         outgoing,
         body=_body(outgoing),
-        message_id=_text(properties.message_id),
+        message_id=text_of(properties.message_id),
         session_id=_text(properties.group_id),
-        correlation_id=_text(properties.correlation_id),
+        correlation_id=text_of(properties.correlation_id),
         content_type=_text(properties.content_type),
         subject=_text(properties.subject),
         to=_text(properties.to),

@@ -225,9 +225,9 @@ class ServerLink:
                 if self.ended is not None:
                     break
         finally:
+            self._lead.release()
             if self.ended is not None:
                 self._close_wakeup()
-            self._lead.release()
             self._pass_lead()
 
     def _pass_lead(self) -> None:
@@ -420,19 +420,19 @@ class ServerLink:
             connected.close()
         self._wake()
         self._thread_wakeup.set()
-        if self._lead.acquire(blocking=False):  # otherwise the leader does this when it leaves
-            self._close_wakeup()
-            self._lead.release()
-            self._pass_lead()
+        self._close_wakeup()
+        self._pass_lead()
 
     def _close_wakeup(self) -> None:
-        """Close the sockets that wake the leader.
+        """Close the sockets that wake the leader; a leader calls this again when it leaves.
 
-        The caller has the lead, so no thread polls them. Garbage collection would be too late: an
-        application that tries to reach a stopped server would use up its file descriptors.
+        Garbage collection would be too late: an application that tries to reach a stopped server
+        would use up its file descriptors.
         """
-        for end in (self._wake_out, self._wake_in):
-            end.close()
+        if self._lead.acquire(blocking=False):  # so no thread polls these sockets
+            for end in (self._wake_out, self._wake_in):
+                end.close()
+            self._lead.release()
 
     def close(self) -> None:
         """Wait for the replies to pending requests, then close the connection."""

@@ -205,11 +205,11 @@ class ClientConversation:
             pending = self._pending.get(number)
             if pending is None or pending.request is None:
                 continue
-            error = unanswered((now - pending.asked_at) / SECOND_US)
-            outcomes.append(Outcome(pending.request, error))
+            waited_s = (now - pending.asked_at) / SECOND_US
+            outcomes.append(Outcome(pending.request, unanswered(waited_s, pending.command)))
             self.give_up(number)
             if self.received_at <= pending.asked_at:  # no bytes arrived since the request
-                return outcomes + self.end(error)
+                return outcomes + self.end(unanswered(waited_s))
         return outcomes + self._check_silence(now)
 
     def _check_silence(self, now: int) -> list[Outcome]:

@@ -237,7 +237,9 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
     if message.scheduled_enqueue_time_utc is not None:
         annotations[Symbol(SCHEDULED)] = timestamp_of(message.scheduled_enqueue_time_utc)
     application = sent.application_properties or {}
-    own = {
+    # Native clients cannot see a property whose type they do not have, so they did not remove it.
+    own = {name: value for name, value in application.items() if native_value(value) is None}
+    own |= {
         name: application[name]
         if name in application and native_value(application[name]) == value
         else amqp_value(value, is_exact=is_exact)

@@ -77,7 +77,7 @@ class _LeasedRange:
 
 
 @dataclass(slots=True)
-class _Queue:
+class _QueueLeases:
     ranges: list[_LeasedRange] = field(default_factory=list)
     behind: int = 0  # messages behind the last range, when it was leased
 
@@ -102,7 +102,7 @@ class Book:
     def __init__(
         self, queues: Iterable[str], destinations: Destinations, retry_us: int, rival_memory_us: int
     ) -> None:
-        self._queues = {path: _Queue() for path in queues}
+        self._queues = {path: _QueueLeases() for path in queues}
         self._destinations = destinations
         self._retry_us = retry_us
         self._rival_memory_us = rival_memory_us
@@ -117,7 +117,7 @@ class Book:
     def add_queues(self, paths: Iterable[str]) -> None:
         """Add backlog queues."""
         for path in paths:
-            self._queues.setdefault(path, _Queue())
+            self._queues.setdefault(path, _QueueLeases())
 
     # -- leasing -----------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Book:
                     left = 0  # counted in one task of the queue
         return tasks
 
-    def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
+    def _tried_here(self, queue: _QueueLeases, on_trial: set[str]) -> set[str]:
         """Return the destinations on trial whose messages wait in this queue."""
         kept = {name for leased in queue.ranges for name in leased.kept}
         if any(not leased.kept for leased in queue.ranges):  # its destinations are not known yet

@@ -11,8 +11,9 @@ each received message, so a batch visits a queue: it receives messages and sends
 
 If a queue contains only messages of failing destinations, a visit brings none of them home. So the
 pause before the next visit grows, but ends when one of these destinations may be retried. Only
-one batch visits a queue at a time: with two, messages would overtake each other. The planner calls
-this under its lock.
+one batch visits a queue at a time: with two, messages would overtake each other. A batch has
+several tasks for a queue only if the syphon was told not to keep the order. The planner calls this
+under its lock.
 """
 
 from collections import Counter
@@ -145,6 +146,7 @@ class Visits:
         """Update queues and destinations with the outcomes of a batch."""
         new: list[Trouble] = []
         ended: list[str] = []
+        visits: dict[str, list[Carried]] = {}  # by queue; several tasks may visit one queue
         for carried in outcomes:
             flowed = {name for name in carried.moved if self._destinations.flows(name)}
             ended += sorted(flowed - set(carried.failures))
@@ -152,20 +154,32 @@ class Visits:
                 trouble = self._destinations.failed(destination, failure, now)
                 if trouble.failures == 1 and destination not in flowed:
                     new.append(trouble)
-            queue = self._queues.get(carried.queue)
+            visits.setdefault(carried.queue, []).append(carried)
+        for path, found in visits.items():
+            queue = self._queues.get(path)
             if queue is not None and queue.state is VisitState.VISITED:
-                self._leave(queue, carried, now)
+                self._leave(queue, found, now)
         return VisitsLearned(new, ended)
 
-    def _leave(self, queue: _VisitedQueue, carried: Carried, now: int) -> None:
-        moved = sum(messages for messages, _ in carried.moved.values())
-        queue.kept = Counter({canonical(name): count for name, count in carried.kept.items()})
-        queue.waiting = max(queue.waiting - moved - len(carried.poison), queue.kept.total())
-        queue.oldest_us = carried.oldest_us
-        is_stuck = queue.kept and (carried.is_drained or not moved)
-        if carried.unread is not None or is_stuck:
+    def _leave(self, queue: _VisitedQueue, visits: Sequence[Carried], now: int) -> None:
+        """Decide what follows the visits of one batch to a queue.
+
+        A task finds the queue empty while another task has locked its messages. So the queue is
+        empty only if all tasks found it empty.
+        """
+        moved = sum(messages for visit in visits for messages, _ in visit.moved.values())
+        poison = sum(len(visit.poison) for visit in visits)
+        queue.kept = Counter()
+        for visit in visits:  # a message that one task released, another may have kept again
+            queue.kept |= Counter({canonical(name): n for name, n in visit.kept.items()})
+        queue.waiting = max(queue.waiting - moved - poison, queue.kept.total())
+        oldest = [visit.oldest_us for visit in visits if visit.oldest_us is not None]
+        queue.oldest_us = min(oldest, default=None)
+        is_drained = all(visit.is_drained for visit in visits)
+        is_stuck = queue.kept and (is_drained or not moved)
+        if is_stuck or any(visit.unread is not None for visit in visits):
             self._pause(queue, now)
-        elif carried.is_drained:
+        elif is_drained:
             queue.state, queue.pauses = VisitState.IDLE, 0
             queue.waiting, queue.oldest_us = 0, None
         else:

@@ -91,7 +91,7 @@ class SharedLoop:
             return request.result()
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise unanswered(timeout_s or 0)
+            raise unanswered(timeout_s or 0, job.request.command)
         return request.result(left_s)  # the loop was closed, and fails every command
 
     def withdraw(self, job: RabbitJob) -> None:

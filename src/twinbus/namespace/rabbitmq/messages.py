@@ -187,13 +187,13 @@ def _add_life(life: timedelta, basic: dict[str, bytes], headers: list[bytes]) ->
 def _add_properties(properties: Mapping[str, PropertyValue], headers: list[bytes]) -> None:
     types: dict[str, str] = {}
     for name, value in properties.items():
-        headers.append(_header(_escaped(name), _plain(name, value, types)))
+        headers.append(_header(header_name_of(name), _plain(name, value, types)))
     if types:
         headers.append(_header(TYPES, json.dumps(types, separators=(",", ":"))))
 
 
 @lru_cache(maxsize=RABBITMQ_CACHED_NAMES)
-def _escaped(name: str) -> str:
+def header_name_of(name: str) -> str:
     """Return the header name of a property; escape names that RabbitMQ or Twinbus uses."""
     lower = name.lower()
     is_taken = lower in ACTED_ON or name in OWN or lower.startswith((ESCAPED, *SYSTEM))

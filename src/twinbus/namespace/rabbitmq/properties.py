@@ -205,7 +205,7 @@ def _end_of(kind: int, encoded: bytes, at: int) -> int:
     if kind in (_TEXT, _BINARY, _TABLE, _LIST):
         return int(at + 4 + _LENGTH.unpack_from(encoded, at)[0])
     if kind not in _SIZES:
-        raise exceptions.InvalidFieldTypeException(bytes((kind,)))
+        raise exceptions.InvalidFieldTypeException(f"a header has the unknown type {kind:#04x}")
     return at + _SIZES[kind]
 
 

@@ -219,7 +219,7 @@ class LockKeeper:
 def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:
     return MessageLockLostError(
         f"{len(tokens)} locks of {path} were lost: the messages were settled before, or their "
-        "channel ended, in which case RabbitMQ delivers them again",
+        "channel ended, in which case RabbitMQ delivers them again. Receive again",
         lock_tokens=[token.hex() for token in tokens[:SHOWN_LOST]],
     )
 
