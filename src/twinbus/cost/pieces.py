@@ -20,7 +20,10 @@ CANNOT_OPEN = "FAILED_READ_FILE.CANNOT_OPEN"
 
 
 class LedgerFileError(Exception):
-    """A worker cannot read a ledger file; the text has the words that Spark's JVM uses."""
+    """A worker cannot read a ledger file.
+
+    The text has the form of the errors of Spark's JVM, so that the report recognises both.
+    """
 
     def __init__(self, path: str, cause: Exception) -> None:
         is_closed = isinstance(cause, FileNotFoundError | PermissionError)
@@ -44,7 +47,7 @@ class Piece(Protocol):
 
     @property
     def is_before(self) -> bool:
-        """Whether its rows are of the day before the report."""
+        """Whether its rows are of the day before the first day of the report."""
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows in tables of one row group each."""
@@ -67,7 +70,7 @@ class FilePiece:
 
     @property
     def weight(self) -> int:
-        """The time that it takes to read, in rows."""
+        """The time to read the piece, as the number of rows that take as long."""
         return self.rows + FILE_WEIGHT
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:

@@ -234,7 +234,7 @@ class _ReportJob:
     # -- operations ----------------------------------------------------------------------------
 
     def _operations(self) -> None:
-        """Add up the metered operations, some tasks at a time: their sums fit into memory."""
+        """Add up the metered operations, in several jobs: the sums of one job fit into memory."""
         sheet, ledgers = self._settings.sheet, self._survey.ledgers
         columns = {LedgerKind.OPERATIONS: OPERATION_COLUMNS}
         metered = pieces_of(self._session, self._survey, columns).mapPartitions(
@@ -274,7 +274,7 @@ class _ReportJob:
         self._money(months)
 
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
-        """Price each month in total: its tiers count the operations of all namespaces."""
+        """Price whole months: the tiers of a price sheet count operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
         self._write("money", _table([row.rounded() for row in self._report.money], _MONEY))
 
@@ -331,7 +331,7 @@ class _ReportJob:
 
 
 def _at_least(rows: int, parts: Iterator[pa.Table]) -> list[pa.Table]:
-    """Return the first parts of a table, with so many rows if there are so many."""
+    """Return the first parts of a table: as many as contain `rows` rows, or all parts."""
     found = [next(parts)]
     while sum(map(len, found)) < rows and (part := next(parts, None)) is not None:
         found.append(part)
@@ -344,7 +344,7 @@ def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:
-    """Survey the day before the first day, too: its transfers may have been recorded later."""
+    """Survey the day before the first day: its transfers may be recorded on the first day."""
     if settings.since is None:
         return None
     day = settings.since - timedelta(days=1)

@@ -62,7 +62,7 @@ class _LeasedRange:
     count: int  # messages when it was leased
     bytes: int  # of these messages
     oldest_us: int
-    kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages that it left
+    kept: Mapping[str, int] = field(default_factory=dict)  # messages left, by failing destination
     retry_at: int = 0  # when to retry a range that could not be read or settled
 
     @property
@@ -148,7 +148,7 @@ class Book:
         busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
         fresh = [p for p, queue in busy.items() if not any(leased.kept for leased in queue.ranges)]
         keep = max(share - (len(busy) - len(fresh)), 0)
-        self._turn += 1  # each call releases leases of other queues
+        self._turn += 1  # the next call starts with another queue
         at = self._turn % len(fresh) if fresh else 0
         surplus = [*fresh[at:], *fresh[:at]][keep:]
         return [(path, epoch) for path in surplus for epoch in self.clear(path)]
@@ -327,7 +327,7 @@ def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
 
 
 def _trial_epochs(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
-    """Return the epoch in which each destination is tried: the first range with its messages.
+    """Return, for each destination to try, the epoch of the first range with its messages.
 
     A destination without messages in these ranges is left out, and may be tried in any range.
     """
