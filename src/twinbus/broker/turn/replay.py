@@ -1,8 +1,9 @@
 """Replay: builds the namespace from the log.
 
-The log is read once. For each key the last fact is valid. Places and changes are collected as
-columns. In the end each message has its last place and the state of its last change, and messages
-that are gone are removed. No step handles single messages.
+The log is read once. For each key the last fact is valid. A place says that a queue has a message,
+and which row of which batch contains it. A change is a new state of a message. Places and changes
+are collected as columns. In the end each message has its last place and the state of its last
+change, and messages that are gone are removed, all with operations on whole columns.
 
 recovery.py calls this when a directory is opened.
 """
@@ -138,7 +139,8 @@ class Replay:
         highest: dict[int, int] = {}
         if not places:
             return {}, highest
-        # The time to live of a scheduled message begins when it is due, and this does not move.
+        # The time to live of a scheduled message begins at its due time, which a step of the clock
+        # does not move.
         moves = (places["expires"] != NEVER_US) & (places["state"] != State.SCHEDULED)
         for record, step in self.clock_steps.items():
             earlier = (places["order"] <= record) & moves
@@ -216,7 +218,7 @@ _DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[Part
 
 
 def _gathered(parts: list[Columns], order: list[int]) -> Columns:
-    """Return concatenated parts; the column `order` has the record of each row."""
+    """Return concatenated parts; the column `order` has the record number of each row."""
     if not parts:
         return {}
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
