@@ -66,8 +66,8 @@ class Directory:
             if not isinstance(entity, Topic):
                 return entity, entity.queue
         raise InvalidArgumentError(
-            f"{entity.description.path} is a topic; only its subscriptions have messages. Use the path "
-            f"of a subscription, {entity.description.path}{SUBSCRIPTIONS}name",
+            f"{entity.description.path} is a topic; only its subscriptions have messages. Use the "
+            f"path of a subscription, {entity.description.path}{SUBSCRIPTIONS}name",
             path=path,
         )
 

@@ -355,7 +355,7 @@ class ThreadedWriter(Writer):
         self._wakeup.send()
 
     def _run(self) -> None:
-        """Run the timers, and turns whose expected callers did not arrive, in the writer's thread."""
+        """Run timers, and turns whose expected callers did not arrive, in the writer's thread."""
         while self._end is None:
             turns = self._turns
             self._sleep()
