@@ -110,6 +110,14 @@ def test_the_connection_comes_from_an_option_a_file_or_the_environment_in_this_o
     assert run("queue", "list").code == 2
 
 
+def test_a_connection_file_may_be_the_whole_output_of_a_server(
+    connection: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "shop.txt"
+    output.write_text(f"{connection}\nEndpoint=sb://127.0.0.1:4617\nshop is ready\n")
+    ok("queue", "list", "--connection-file", output)
+
+
 def test_without_a_connection_it_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTION)
     done = run("queue", "list")

@@ -50,7 +50,7 @@ def _end(name: str, what: str) -> Callable[[Any], Any]:
         command = click.option(
             f"--{name}-file",
             type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-            help=f"File with the connection string of the {what}.",
+            help=f"File whose first line is the connection string of the {what}.",
         )(command)
         return click.option(
             f"--{name}",
