@@ -267,7 +267,8 @@ def test_receiving_takes_no_more_than_was_asked_for() -> None:
 
 def test_an_empty_queue_is_reported_when_the_wait_is_over() -> None:
     done = ok("receive", queue(), "--wait", "10ms")
-    assert done.out == ""
+    assert (done.out, done.err) == ("", "no messages\n")
+    assert ok("receive", queue(), "--wait", "0s", "--json").err == ""
 
 
 def test_what_is_kept_is_given_back_at_once() -> None:

@@ -324,6 +324,15 @@ def test_a_reader_that_has_seen_enough_is_no_failure(connection: str) -> None:
 # -- whose backlog it is ---------------------------------------------------------------------------
 
 
+def test_a_syphon_does_not_create_the_directory_of_a_missing_outbox(tmp_path: Path) -> None:
+    away = f"Endpoint=embedded://{tmp_path}/outbxo"
+    home = "Endpoint=twinbus://127.0.0.1:1;Name=contoso"
+    done = run("syphon", "--once", "--primary", home, "--secondary", away)
+    assert done.code == 2
+    assert f"the directory {tmp_path}/outbxo of the secondary does not exist" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_syphon_refuses_the_backlog_of_another_primary_with_the_same_name(tmp_path: Path) -> None:
     first, second, away = (
         f"Endpoint=embedded://{tmp_path / name}" for name in ("eu/shop", "us/shop", "backup")

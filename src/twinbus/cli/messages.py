@@ -290,9 +290,11 @@ def receive(
             else _accept_session(factory, path, session_id, wait)
         )
         kept = []
+        is_empty = True
         is_quiet = sys.stdout.isatty()  # the messages show the progress
         with settings.closing(receiver), progress("receiving", most, is_quiet=is_quiet) as advance:
             for messages in _batches(receiver, most, wait):
+                is_empty = False
                 _print(messages, settings)
                 advance(len(messages))
                 if keep:
@@ -301,6 +303,8 @@ def receive(
                     receiver.complete(messages)
             if kept:
                 receiver.release(kept)
+    if is_empty and not settings.as_json:
+        click.echo("no messages", err=True)  # as peek does
 
 
 def _accept_session(
