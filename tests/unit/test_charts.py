@@ -31,7 +31,9 @@ def test_names_cannot_break_the_page() -> None:
     assert not re.search(r"https?://", made)
 
 
-@pytest.mark.parametrize("number", ["0", "1,234", "0.0024 USD", "13.2\u00a0s", "5 %", "1h30m", "7 d"])
+@pytest.mark.parametrize(
+    "number", ["0", "1,234", "0.0024 USD", "13.2\u00a0s", "5 %", "1h30m", "7 d"]
+)
 def test_a_number_is_aligned_to_the_right(number: str) -> None:
     assert f'<td class="number">{number}</td>' in grid(("value",), [(number,)])
 

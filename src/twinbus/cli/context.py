@@ -229,8 +229,8 @@ def _read_connection(file: Path, option: str) -> str:
         raise click.UsageError(f"{option} is not the name of a file") from error
     if len(found) > MAX_CONNECTION_BYTES:
         raise click.UsageError(
-            f"the first line of {option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not a "
-            "connection string. Give a file whose first line is the connection string"
+            f"the first line of {option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not "
+            "a connection string. Give a file whose first line is the connection string"
         )
     try:
         return found.decode("utf-8").strip()
