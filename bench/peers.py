@@ -115,7 +115,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def wait_until_it_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_listening(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Return when a port can be connected to; raise with the log when its server has ended."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -239,7 +239,7 @@ class RabbitMQ:
         }
         log = folder / "server.log"
         process = start(stack, [str(self.SERVER)], log, self._environment)
-        wait_until_it_listens(process, port, log)
+        wait_until_listening(process, port, log)
         return port
 
     def _connect(self, stack: ExitStack, port: int) -> None:
@@ -403,7 +403,7 @@ class Nats:
             raise RuntimeError(f"nats-server refuses its settings: {checked.stderr}")
         log = folder / "server.log"
         process = start(stack, command, log)
-        wait_until_it_listens(process, port, log)
+        wait_until_listening(process, port, log)
         return port
 
     async def _connect(self, port: int) -> None:

@@ -1,7 +1,8 @@
 """How tests open a namespace: in this process, and behind a door for clients.
 
 Every world, site and server of the tests that lives in this process is built from these functions.
-A server that is a process of its own is `tests/scenarios/server_process.py`.
+A server that is a process of its own is `tests/scenarios/server_process.py`. Two kinds of tests
+open a namespace as an application does: the soaks, and tests of a directory that is refused.
 """
 
 from collections.abc import Iterator
@@ -25,17 +26,20 @@ ROOT = SharedAccessKey(
 
 
 def embedded(
-    directory: Path,
+    directory: Path | EngineSettings,
     clock: Clock | None = None,
     storages: Storages | None = None,
     *,
     threaded: bool = True,
     **settings: Any,
 ) -> EmbeddedNamespace:
-    """Open a namespace in this process, without ledgers unless the settings name some."""
-    return EmbeddedNamespace(
-        engine_settings(directory, **settings), clock, storages, threaded=threaded
-    )
+    """Open a namespace in this process.
+
+    Without settings of an engine there are no ledgers, unless `settings` names some.
+    """
+    if isinstance(directory, Path):
+        directory = engine_settings(directory, **settings)
+    return EmbeddedNamespace(directory, clock, storages, threaded=threaded)
 
 
 def engine_settings(directory: Path, **settings: Any) -> EngineSettings:

@@ -382,5 +382,8 @@ def from_json(text: str, kind: type[_D]) -> _D:
     """Return the description in this JSON; it must be of the given kind."""
     value = _PLAIN.load(json.loads(text))
     if not isinstance(value, kind):
-        raise InvalidArgumentError(f"expected a {kind.__name__}, found {type(value).__name__}")
+        raise InvalidArgumentError(
+            f"the JSON describes a {type(value).__name__}, not a {kind.__name__}. Give the JSON of "
+            f"a {kind.__name__}"
+        )
     return value

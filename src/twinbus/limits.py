@@ -111,6 +111,8 @@ NONCE_BYTES: Final = 16  # in names that must not be guessable
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
 SPARE_SEGMENTS: Final = 2  # files kept for reuse: the next segment, and one more
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
+MOVED_PLACE_BYTES: Final = 80  # of a message that is moved, besides its content
+FIRST_STEP_DIVISOR: Final = 4  # the part of the reserve that tells how much moved messages grow
 COMPACTION_STEP_QUEUES: Final = 256  # searched for them per turn: a millisecond if all are empty
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
@@ -379,9 +381,13 @@ AMQP_WRITTEN_FRAME_BYTES: Final = 1024 * 1024  # the most that we write, whateve
 MIN_AMQP_FRAME_BYTES: Final = 512  # every peer must take so much, and SASL frames have no more
 MAX_AMQP_DEPTH: Final = 32  # nesting of lists and maps: Python's stack holds 1000
 MAX_AMQP_ITEMS: Final = 65_536  # of one list, map or array; other implementations take as many
+MAX_AMQP_ENTRIES: Final = (
+    32_000  # of a map in a sent message: the broker adds some when it delivers
+)
 MAX_AMQP_WIDTHLESS_ITEMS: Final = 256  # of an array whose elements take no bytes, such as null
 MAX_AMQP_SECTIONS: Final = 10_000  # of one message: a batch has one for each message in it
 MAX_AMQP_SECTION_BYTES: Final = 256 * 1024  # the most that we decode: values take up to 60 times it
+CHECKED_SECTION_BYTES: Final = 64 * 1024  # of native sends, at once: values may take 1 us each
 MAX_AMQP_TAG_BYTES: Final = 32  # of a delivery tag, as the specification says
 MAX_AMQP_SESSIONS: Final = 1024  # of one connection; some SDKs begin one for each link
 MAX_AMQP_SESSION_LINKS: Final = 256  # as Service Bus
@@ -504,6 +510,7 @@ assert SLOW_FLUSH_US <= SLOW_COMMIT_US
 assert MIN_AMQP_FRAME_BYTES <= AMQP_FRAME_BYTES <= AMQP_WRITTEN_FRAME_BYTES
 assert MAX_AMQP_SESSION_LINKS <= MAX_AMQP_LINKS
 assert AMQP_MESSAGE_BYTES <= MAX_AMQP_PARTIAL_BYTES
+assert 2 * MAX_AMQP_ENTRIES < MAX_AMQP_ITEMS
 assert MAX_TOKEN_MESSAGE_BYTES <= STRANGER_AMQP_BYTES <= MAX_STRANGER_BYTES
 assert RABBITMQ_PREFETCH <= RABBITMQ_LOCKS
 assert RABBITMQ_WINDOW < 400

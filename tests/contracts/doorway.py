@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.namespaces import ROOT, address_of, door_of
+from tests.namespaces import ROOT, address_of, door_of, embedded
 from twinbus import BrokeredMessage, Claim, MessagingError, QueueDescription, SharedAccessKey
 from twinbus.clock import Clock, ManualClock
 from twinbus.connection import ConnectionString, sign_token
@@ -87,7 +87,7 @@ class Server:
 
 
 def opened(stack: ExitStack, directory: Path, clock: Clock, **settings: Any) -> Server:
-    namespace = stack.enter_context(EmbeddedNamespace(directory, clock))
+    namespace = stack.enter_context(embedded(directory, clock))
     for path in (ORDERS, PAYMENTS):
         namespace.ask(CreateEntity(QueueDescription(path=path)))
     namespace.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))

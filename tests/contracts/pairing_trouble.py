@@ -18,6 +18,7 @@ from tests.contracts.pairing_words import (
     Pair,
     SyphonStandIn,
 )
+from tests.namespaces import embedded
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -29,7 +30,6 @@ from twinbus import (
 )
 from twinbus.client.state import FactoryState
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.events import PairingEvent
 from twinbus.protocol.commands import CreateEntity
 from twinbus.testing import FaultyNamespace
@@ -93,8 +93,7 @@ def on_real_time(
     """Pair two namespaces with the shortest intervals."""
     with ExitStack() as stack:
         first, second = (
-            stack.enter_context(EmbeddedNamespace(directory / name))
-            for name in (PRIMARY, SECONDARY)
+            stack.enter_context(embedded(directory / name)) for name in (PRIMARY, SECONDARY)
         )
         for path in (ORDERS, INVOICES):
             first.ask(CreateEntity(QueueDescription(path=path)))

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from tests.namespaces import ROOT, door_of
-from twinbus.clock import ManualClock
+from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.namespace.embedded import EmbeddedNamespace
 
@@ -34,7 +34,7 @@ class Certificate:
 
 @contextmanager
 def service_bus(
-    namespace: EmbeddedNamespace, clock: ManualClock, certificate: Certificate, name: str = ""
+    namespace: EmbeddedNamespace, clock: Clock, certificate: Certificate, name: str = ""
 ) -> Iterator[ConnectionString]:
     """Give the connection string of a door: AMQP without TLS, and administration with it."""
     with (

@@ -14,7 +14,7 @@ import pytest
 
 import twinbus
 from tests.inside import blocking_client
-from tests.namespaces import address_of, door_of
+from tests.namespaces import address_of, door_of, embedded
 from tests.waiting import until_async
 from twinbus import (
     BrokeredMessage,
@@ -38,6 +38,7 @@ from twinbus.errors import (
     SessionCannotBeLockedError,
 )
 from twinbus.namespace.embedded import EmbeddedNamespace
+from twinbus.namespace.opening import find_embedded
 
 ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
@@ -51,6 +52,7 @@ class World:
     """A manager and a factory of one namespace."""
 
     connection: str
+    broker: Callable[[], EmbeddedNamespace | None]
     manager: aio.NamespaceManager
     factory: aio.MessagingFactory
 
@@ -59,6 +61,14 @@ class World:
 
     async def send(self, *bodies: bytes) -> None:
         await self.queue().send_batch([BrokeredMessage(body) for body in bodies])
+
+    async def until_a_receive_waits(self) -> None:
+        async def does_wait() -> bool:
+            broker = self.broker()
+            assert broker is not None
+            return broker.snapshot().open_receives > 0
+
+        await until_async(does_wait, "a receive waits")
 
     async def take(self, path: str = ORDERS) -> list[bytes]:
         receiver = self.factory.create_message_receiver(path)
@@ -74,23 +84,29 @@ Test = Callable[[Callable[[World], Awaitable[None]]], None]
 def within(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Test]:
     """Run a coroutine in a world with a queue, a queue with sessions and a topic."""
 
-    def run(connection: str, work: Callable[[World], Awaitable[None]]) -> None:
+    def run(
+        connection: str,
+        broker: Callable[[], EmbeddedNamespace | None],
+        work: Callable[[World], Awaitable[None]],
+    ) -> None:
         async def main() -> None:
-            async with opened(connection) as world:
+            async with opened(connection, broker) as world:
                 await work(world)
 
         asyncio.run(asyncio.wait_for(main(), 30))
 
     if request.param == "embedded":
         connection = f"Endpoint=embedded://{tmp_path / 'shop'}"
-        yield lambda work: run(connection, work)
+        yield lambda work: run(connection, lambda: find_embedded(tmp_path / "shop"), work)
         return
-    with EmbeddedNamespace(tmp_path / "shop") as namespace, door_of(namespace) as door:
-        yield lambda work: run(address_of(door).to_text(), work)
+    with embedded(tmp_path / "shop") as namespace, door_of(namespace) as door:
+        yield lambda work: run(address_of(door).to_text(), lambda: namespace, work)
 
 
 @asynccontextmanager
-async def opened(connection: str) -> AsyncIterator[World]:
+async def opened(
+    connection: str, broker: Callable[[], EmbeddedNamespace | None]
+) -> AsyncIterator[World]:
     async with (
         aio.NamespaceManager.from_connection_string(connection) as manager,
         aio.MessagingFactory.from_connection_string(connection) as factory,
@@ -98,7 +114,7 @@ async def opened(connection: str) -> AsyncIterator[World]:
         await manager.create_queue(ORDERS)
         await manager.create_queue(QueueDescription(path=SESSIONS, requires_session=True))
         await manager.create_topic(NEWS)
-        yield World(connection, manager, factory)
+        yield World(connection, broker, manager, factory)
 
 
 class BlockedCall:
@@ -337,7 +353,7 @@ def test_closing_a_receiver_ends_an_iteration_that_waits(within: Test) -> None:
             return [message.body async for message in queue]
 
         reading = asyncio.create_task(read())
-        await asyncio.sleep(0.1)
+        await world.until_a_receive_waits()
         await queue.close()
         assert await asyncio.wait_for(reading, 2) == []
 
@@ -467,7 +483,7 @@ def test_a_factory_that_closes_ends_receives_that_wait(within: Test) -> None:
     async def work(world: World) -> None:
         factory = aio.MessagingFactory(MessagingFactory.from_connection_string(world.connection))
         waiting = asyncio.create_task(factory.create_queue_client(ORDERS).receive(LONG))
-        await asyncio.sleep(0.1)
+        await world.until_a_receive_waits()
         await factory.close()
         with pytest.raises(twinbus.MessagingError):
             await asyncio.wait_for(waiting, 6)

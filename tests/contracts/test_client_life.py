@@ -17,6 +17,7 @@ from tests.contracts.client_site import (
     Site,
     message,
 )
+from tests.namespaces import embedded
 from twinbus import (
     MessagingFactory,
     NamespaceManager,
@@ -28,7 +29,6 @@ from twinbus.client.receiver import ReceiveOptions
 from twinbus.client.state import FactoryState
 from twinbus.clock import ManualClock
 from twinbus.errors import FactoryFaultedError, NamespaceClosedError, SessionLockLostError
-from twinbus.namespace.embedded import EmbeddedNamespace
 
 # -- closing ---------------------------------------------------------------------------------------
 
@@ -237,5 +237,5 @@ def test_the_last_user_of_an_embedded_namespace_closes_it(tmp_path: Path) -> Non
     with NamespaceManager.from_connection_string(text, clock=clock) as manager:
         MessagingFactory.from_connection_string(text, clock=clock).close()
         manager.create_queue(ORDERS)
-    with EmbeddedNamespace(tmp_path / "here", clock) as alone:
+    with embedded(tmp_path / "here", clock) as alone:
         assert alone is not None

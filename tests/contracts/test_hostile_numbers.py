@@ -10,7 +10,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from tests.namespaces import ROOT, address_of, door_of
+from tests.namespaces import ROOT, address_of, door_of, embedded
 from tests.soak.bad_bytes_tools import Exchange, asking, batch_of, framed, head_of, packed
 from twinbus import (
     BrokeredMessage,
@@ -306,7 +306,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     clock = ManualClock()
     with ExitStack() as stack:
-        namespace = stack.enter_context(EmbeddedNamespace(tmp_path / "namespace", clock))
+        namespace = stack.enter_context(embedded(tmp_path / "namespace", clock))
         for path in (ORDERS, OTHER):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
         namespace.ask(CreateEntity(TopicDescription(path=NEWS)))

@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.pairing_trouble import CLOSED, OPENED, on_real_time, states
 from tests.contracts.pairing_words import AT_ONCE, MINUTE, ORDERS, PRIMARY, Pair, backlog, message
+from tests.namespaces import embedded
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -17,7 +18,6 @@ from twinbus import (
 from twinbus.client.state import FactoryState
 from twinbus.errors import NamespaceClosedError
 from twinbus.namespace.contract import Namespace
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing.events import FailedOver
 
 
@@ -169,7 +169,7 @@ def test_a_watcher_of_the_secondary_may_close_the_primary(
 def test_connections_are_closed_side_by_side(tmp_path: Path) -> None:
     """Each may wait for a server that hangs, and all of it must not take longer than one."""
     meeting = threading.Barrier(3)
-    with EmbeddedNamespace(tmp_path / "a") as opened, EmbeddedNamespace(tmp_path / "b") as two:
+    with embedded(tmp_path / "a") as opened, embedded(tmp_path / "b") as two:
         primary = MessagingFactory(TogetherClosing(opened, meeting), name=PRIMARY)
         options = SendAvailabilityPairedNamespaceOptions(
             NamespaceManager(TogetherClosing(two, meeting)),

@@ -16,6 +16,7 @@ from tests.contracts.pairing_trouble import (
     states,
 )
 from tests.contracts.pairing_words import AT_ONCE, HOUR, PRIMARY, End, Pair, SyphonStandIn
+from tests.namespaces import embedded
 from twinbus import (
     MessagingError,
     MessagingFactory,
@@ -25,7 +26,6 @@ from twinbus import (
 )
 from twinbus.client.state import FactoryState
 from twinbus.errors import BacklogUnavailableError, NamespaceClosedError
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.pairing import lifecycle
 from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.testing import FaultyNamespace
@@ -143,7 +143,7 @@ def test_a_factory_that_ends_while_the_syphon_starts_stops_it_again(
 
 
 def test_on_real_time_a_pairing_that_fails_leaves_no_thread(tmp_path: Path) -> None:
-    with EmbeddedNamespace(tmp_path / "a") as first, EmbeddedNamespace(tmp_path / "b") as second:
+    with embedded(tmp_path / "a") as first, embedded(tmp_path / "b") as second:
         primary, secondary = MessagingFactory(first, name=PRIMARY), MessagingFactory(second)
         syphon = SyphonStandIn()
 

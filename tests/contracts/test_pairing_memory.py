@@ -26,6 +26,7 @@ from tests.contracts.pairing_words import (
     opened,
 )
 from tests.inside import board_of, remembered_schedules
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, MessagingError, QueueDescription, TransientError
 from twinbus.broker.sending import transfers
 from twinbus.clock import ManualClock
@@ -135,8 +136,8 @@ def test_a_message_whose_sender_is_forgotten_is_home_once_through_a_restart(
         forget(pair)
     pair.pass_time(minutes=2)
     with (
-        EmbeddedNamespace(tmp_path / PRIMARY, pair.clock, threaded=False) as primary,
-        EmbeddedNamespace(tmp_path / SECONDARY, pair.clock, threaded=False) as secondary,
+        embedded(tmp_path / PRIMARY, pair.clock, threaded=False) as primary,
+        embedded(tmp_path / SECONDARY, pair.clock, threaded=False) as secondary,
     ):
         assert Mover(primary, secondary).move(backlog(0)) == 1
         assert home(primary) == 1
@@ -184,7 +185,7 @@ def numbered(numbers: Sequence[int], also: Origin | None = None, name: str = "")
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "one", ManualClock(), threaded=False) as opened:
+    with embedded(tmp_path / "one", ManualClock(), threaded=False) as opened:
         opened.ask(CreateEntity(QueueDescription(path=ORDERS)))
         yield opened
 

@@ -18,6 +18,7 @@ from tests.contracts.order_words import (
     looks,
     own_queue,
 )
+from tests.contracts.pairing_trouble import SECOND, busy
 from tests.contracts.pairing_words import INVOICES, MINUTE, ORDERS, Pair, backlog, bodies, messages
 from twinbus.errors import MessagingError
 from twinbus.limits import LOOK_MESSAGES, MAX_RECEIVE_MESSAGES, SWITCH_PAUSE
@@ -266,4 +267,19 @@ def test_a_look_that_fails_is_reported_once_and_made_again(pair: Pair) -> None:
     pair.secondary.tap.relent()
     carry(pair)
     look(pair)
+    await_state(pair, HealthState.HEALTHY)
+
+
+def test_a_busy_backlog_queue_is_not_looked_into(pair: Pair) -> None:
+    begin(pair)
+    pair.fail_over(ORDERS, "a")
+    come_back(pair)
+    before = looks(pair)
+    pair.pass_time(MINUTE - SECOND)
+    pair.secondary.factory.courier.note(busy(own_queue()))
+    pair.pass_time(SECOND)
+    assert looks(pair) == before
+    assert "ServerBusy" in pair.announced(ReturnWaits)[-1].cause
+    carry(pair)
+    pair.pass_time(MINUTE)
     await_state(pair, HealthState.HEALTHY)

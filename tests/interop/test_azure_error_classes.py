@@ -275,3 +275,12 @@ def test_a_class_that_nothing_outside_of_the_sdk_causes_is_the_error_of_its_row(
     error = to_messaging_error(kind("as of a race"), QUEUE)
     assert type(error) is TABLE[kind].kind
     assert error.path == QUEUE
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_what_the_service_says_is_shown_as_text_and_not_as_bytes(quote: str) -> None:
+    shown = f"Service request failed. b{quote}orders has no deferred message 8{quote}."
+    error = to_messaging_error(
+        sdk.MessageNotFoundError(message=f"{shown} Error condition: x. Status Code: 404."), QUEUE
+    )
+    assert error.text == "Service request failed. orders has no deferred message 8"

@@ -43,6 +43,22 @@ def test_a_description_comes_back_as_it_was_created(world: RabbitWorld) -> None:
         assert another.get_queue(wanted.path) == wanted
 
 
+def test_a_queue_is_a_quorum_queue_that_refuses_messages_when_full_and_dead_letters_safely(
+    world: RabbitWorld, broker: RabbitBroker
+) -> None:
+    world.ask(CreateEntity(QueueDescription(path="orders", max_delivery_count=3)))
+    listed = broker.node.control("--quiet", "list_queues", "name", "type", "arguments")
+    (orders,) = (line for line in listed.splitlines() if line.startswith("orders\t"))
+    assert "\tquorum\t" in orders
+    for argument in (
+        '{"x-dead-letter-strategy","at-least-once"}',
+        '{"x-dead-letter-routing-key","orders/$DeadLetterQueue"}',
+        '{"x-overflow","reject-publish"}',
+        '{"x-delivery-limit",2}',
+    ):
+        assert argument in orders
+
+
 def test_a_queue_of_another_program_is_described_by_defaults(
     world: RabbitWorld, channel: Any
 ) -> None:
@@ -109,6 +125,7 @@ def test_a_deleted_queue_leaves_nothing_behind(world: RabbitWorld, channel: Any)
 @pytest.mark.parametrize(
     "settings",
     [
+        {"requires_session": True},
         {"requires_duplicate_detection": True},
         {"enable_partitioning": True},
         {"forward_to": "elsewhere"},

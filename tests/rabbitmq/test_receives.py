@@ -112,6 +112,20 @@ def test_headers_count_towards_the_size_of_a_receive(world: RabbitWorld) -> None
     assert world.ask(Receive("orders", 10)).num_rows == 2
 
 
+def test_a_first_receive_asks_for_no_more_large_messages_than_it_may_return(
+    world: RabbitWorld,
+) -> None:
+    make(world)
+    for _ in range(4):
+        world.ask(Send("orders", [BrokeredMessage(bytes(100_000)) for _ in range(10)]))
+    first = world.ask(Receive("orders", 2000, max_bytes=500_000))
+    assert 4 <= first.num_rows <= 5
+    rest: list[BrokeredMessage] = []
+    while len(rest) < 40 - first.num_rows:
+        rest += received(world)
+    assert [message.delivery_count for message in rest] == [0] * len(rest)
+
+
 def test_a_waiting_receive_fails_when_its_queue_is_deleted(
     world: RabbitWorld, channel: Any
 ) -> None:
@@ -213,6 +227,16 @@ def test_a_message_of_a_foreign_queue_can_be_dead_lettered(
         channel.queue_delete(dead_letter_path("classic"))
 
 
+def test_an_existing_queue_for_dead_letters_is_used_as_it_is(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.queue_declare(dead_letter_path("orders"), durable=True)  # not a quorum queue
+    make(world)
+    send(world, "a")
+    settle(world, Disposition.DEAD_LETTER, *received(world))
+    assert [message.body for message in received(world, dead_letter_path("orders"))] == [b"a"]
+
+
 def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued(
     world: RabbitWorld, channel: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +245,7 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
     channel.basic_publish("", "orders", b"first")
     settle(world, Disposition.DEAD_LETTER, *until(lambda: received(world)))  # opens the channel
 
-    async def delete_instead(_channel: Any, path: str) -> None:
+    async def delete_instead(_connection: Any, path: str) -> None:
         channel.queue_delete(dead_letter_path(path))
 
     monkeypatch.setattr(runner, "declare_dead_letters", delete_instead)
@@ -231,6 +255,41 @@ def test_a_foreign_message_without_an_id_stays_until_its_dead_letter_is_enqueued
         settle(world, Disposition.DEAD_LETTER, message)
     settle(world, Disposition.ABANDON, message)
     assert [message.body for message in received(world)] == [b"second"]
+
+
+@pytest.mark.parametrize(("size", "kept"), [(120_000, "reason"), (130_500, None)])
+def test_a_message_with_large_headers_is_dead_lettered_without_what_does_not_fit(
+    world: RabbitWorld, size: int, kept: str | None
+) -> None:
+    make(world)
+    large = BrokeredMessage(b"a", application_properties={"large": "x" * size})
+    world.ask(Send("orders", [large]))
+    (message,) = received(world)
+    tokens = tokens_of([message.lock_token] if message.lock_token else [])
+    reason = "reason" if kept else "r" * 4096
+    world.ask(Settle("orders", tokens, Disposition.DEAD_LETTER, reason, "\u20ac" * 4096))
+    (dead,) = received(world, dead_letter_path("orders"))
+    assert (dead.body, dead.dead_letter_source) == (b"a", "orders")
+    assert (dead.dead_letter_reason, dead.dead_letter_error_description) == (kept, None)
+
+
+class MarkedProperties(pika.BasicProperties):  # type: ignore[misc]
+    """Properties with the flags that stand for no property; RabbitMQ passes them on."""
+
+    def encode(self) -> list[bytes]:
+        return [b"\x00\x83\x01a"]
+
+
+def test_flags_without_a_property_do_not_keep_a_message_from_its_receivers(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.queue_declare("classic", durable=True, arguments={"x-queue-type": "classic"})
+    try:
+        channel.basic_publish("", "classic", b"marked", MarkedProperties())
+        (message,) = until(lambda: received(world, "classic"))
+        assert (message.body, message.message_id) == (b"marked", "a")
+    finally:
+        channel.queue_delete("classic")
 
 
 class EncodedProperties(pika.BasicProperties):  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """Sends to a real RabbitMQ: durable, confirmed, and refused with the right error."""
 
+import logging
 import os
 import threading
 from concurrent.futures import Future, wait
@@ -356,7 +357,42 @@ def test_a_filter_on_subject_and_properties_selects_messages(world: RabbitWorld)
     assert (came.subject, dict(came.application_properties)) == ("sport", matching)
 
 
-@pytest.mark.parametrize("rule", [SqlFilter("a = 1"), CorrelationFilter(message_id="m")])
+def test_an_exchange_of_another_program_routes_by_the_subject(
+    world: RabbitWorld, channel: Any
+) -> None:
+    channel.exchange_declare("weather", "topic", durable=True)
+    channel.queue_declare("finnish", durable=True)
+    try:
+        channel.queue_bind("finnish", "weather", "weather.fi.*")
+        for subject in ("weather.se.stockholm", "weather.fi.oulu"):
+            world.ask(Send("weather", [BrokeredMessage(b"a", subject=subject)]))
+        assert [message.subject for message in received(world, "finnish")] == ["weather.fi.oulu"]
+    finally:
+        channel.queue_delete("finnish")
+        channel.exchange_delete("weather")
+
+
+def test_messages_that_no_subscription_selects_are_dropped_with_one_log_line(
+    world: RabbitWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "twinbus.rabbitmq")
+    world.ask(CreateEntity(TopicDescription(path="news")))
+    for _ in range(3):
+        world.ask(Send("news", [BrokeredMessage(b"a")]))
+    assert caplog.messages == ["No subscription of news selected a message; it was dropped"]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        SqlFilter("a = 1"),
+        CorrelationFilter(message_id="m"),
+        CorrelationFilter(properties={"ratio": 0.5}),
+        CorrelationFilter(properties={"x-country": "fi"}),
+        CorrelationFilter(properties={"CC": "fi"}),  # such a header has another name on the way
+        CorrelationFilter(properties={"twinbus-subject": "sport"}),
+    ],
+)
 def test_filters_that_headers_cannot_express_are_refused(world: RabbitWorld, rule: Any) -> None:
     world.ask(CreateEntity(TopicDescription(path="news")))
     description = SubscriptionDescription(topic_path="news", name="chosen")

@@ -21,7 +21,7 @@ from twinbus.limits import MAX_MESSAGE_BYTES
 from twinbus.namespace.server import ServerNamespace
 
 NOT_UTF_8 = b"caf\xe9"
-AS_PYTHON_SEES_IT = os.fsdecode(NOT_UTF_8)
+NOT_UTF_8_AS_TEXT = os.fsdecode(NOT_UTF_8)
 KEY = "NobodyShallSeeIt42"
 QUEUE = "orders"
 LINES = 2500
@@ -149,7 +149,7 @@ def test_a_report_begins_and_ends_on_a_day_that_a_ledger_can_have(option: str) -
 # -- texts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [AS_PYTHON_SEES_IT, "caf\0"], ids=["not UTF-8", "NUL"])
+@pytest.mark.parametrize("value", [NOT_UTF_8_AS_TEXT, "caf\0"], ids=["not UTF-8", "NUL"])
 @pytest.mark.parametrize("line", parameters(Text))
 def test_a_text_that_cannot_be_is_wrong_usage_and_not_shown(line: str, value: str) -> None:
     done = run_with(line, value)
@@ -208,7 +208,7 @@ def test_a_body_that_no_shell_could_pass_is_wrong_usage() -> None:
 def test_a_file_name_may_be_any_bytes(tmp_path: Path) -> None:
     done = run_process("estimate", "--page", os.fsencode(tmp_path) + b"/" + NOT_UTF_8)
     assert done.code == 0, done.err
-    assert (tmp_path / AS_PYTHON_SEES_IT).exists()
+    assert (tmp_path / NOT_UTF_8_AS_TEXT).exists()
 
 
 def test_output_that_the_terminal_cannot_show_is_escaped() -> None:

@@ -241,7 +241,7 @@ def test_large_messages_are_sent_in_bulk(tmp_path: Path) -> None:
 def test_a_scheduled_message_appears_later() -> None:
     name = queue()
     ok("send", name, "tea", "--in", "1h")
-    assert ok("receive", name, "--wait", "0s").err == "no messages\n" or taken(name) == []
+    assert taken(name) == []
     assert ok("peek", name, "--json").json["state"] == "scheduled"
     assert ok("queue", "list").rows[0][4] == "scheduled"
 
@@ -267,8 +267,7 @@ def test_receiving_takes_no_more_than_was_asked_for() -> None:
 
 def test_an_empty_queue_is_reported_when_the_wait_is_over() -> None:
     done = ok("receive", queue(), "--wait", "10ms")
-    assert (done.out, done.err) == ("", "no messages\n")
-    assert ok("receive", queue(), "--wait", "0s", "--json").err == ""
+    assert done.out == ""
 
 
 def test_what_is_kept_is_given_back_at_once() -> None:
@@ -297,9 +296,12 @@ def test_peeking_leaves_messages_where_they_are() -> None:
     assert taken(name) == ["a", "b", "c"]
 
 
-def test_peeking_at_nothing_says_so() -> None:
-    done = ok("peek", queue())
+@pytest.mark.parametrize("command", [("peek",), ("receive", "--wait", "0s")], ids=" ".join)
+def test_showing_nothing_says_so(command: tuple[str, ...]) -> None:
+    name = queue()
+    done = ok(*command, name)
     assert (done.out, done.err) == ("", "no messages\n")
+    assert ok(*command, name, "--json").err == ""
 
 
 def test_a_session_is_received_by_its_name() -> None:

@@ -70,7 +70,7 @@ def let_messages_pass(site: Site, rounds: int = 15) -> None:
     assert min(site.engine.log.segments) > last >= before
 
 
-def through_it_all(site: Site) -> None:
+def compact_and_restart(site: Site) -> None:
     """Compact, restart, compact again and restart by accident."""
     let_messages_pass(site)
     site.reopen()
@@ -100,7 +100,7 @@ def test_the_log_of_a_busy_queue_stays_within_a_few_segments(small: Site) -> Non
 def test_waiting_messages_survive_compaction_under_their_numbers(small: Site) -> None:
     numbers = send(small, "a", "b", "c")
     complete(small, receive_one(small))
-    through_it_all(small)
+    compact_and_restart(small)
     assert [(m.sequence_number, m.body) for m in peek(small)] == [
         (numbers[1], b"b"),
         (numbers[2], b"c"),
@@ -119,7 +119,7 @@ def test_a_moved_message_keeps_all_it_has(small: Site) -> None:
     )
     settle(small, Disposition.ABANDON, receive_one(small))
     [before] = peek(small)
-    through_it_all(small)
+    compact_and_restart(small)
     assert peek(small) == [before]
     assert before.delivery_count == 1
 
@@ -127,7 +127,7 @@ def test_a_moved_message_keeps_all_it_has(small: Site) -> None:
 def test_deferred_messages_survive_compaction(small: Site) -> None:
     send(small, "a", "b")
     settle(small, Disposition.DEFER, *receive(small))
-    through_it_all(small)
+    compact_and_restart(small)
     numbers = [m.sequence_number for m in peek(small) if m.sequence_number is not None]
     assert {m.state for m in peek(small)} == {MessageState.DEFERRED}
     assert bodies(to_messages(small.ask(ReceiveDeferred(QUEUE, numbers)))) == ["a", "b"]
@@ -140,7 +140,7 @@ def test_scheduled_messages_survive_compaction_and_come_on_time(small: Site) -> 
         message("a", scheduled_enqueue_time_utc=when),
         message("b", scheduled_enqueue_time_utc=when),
     )
-    through_it_all(small)
+    compact_and_restart(small)
     small.ask(CancelScheduled(QUEUE, [doomed]))
     assert [m.sequence_number for m in peek(small)] == [number]
     assert take(small) == []
@@ -154,7 +154,7 @@ def test_dead_lettered_messages_survive_compaction_with_their_reason(small: Site
     assert received.lock_token is not None
     token = tokens_of([received.lock_token])
     small.ask(Settle(QUEUE, token, Disposition.DEAD_LETTER, "bad", "very bad"))
-    through_it_all(small)
+    compact_and_restart(small)
     [dead] = peek(small, DEAD)
     assert (dead.dead_letter_reason, dead.dead_letter_error_description) == ("bad", "very bad")
     assert dead.dead_letter_source == QUEUE
@@ -164,7 +164,7 @@ def test_session_states_and_session_order_survive_compaction(small: Site) -> Non
     queue(small, "talks", requires_session=True)
     send(small, message("1", session_id="s"), message("2", session_id="s"), path="talks")
     small.ask(SetSessionState("talks", accept(small, "s", "talks"), b"half done"))
-    through_it_all(small)
+    compact_and_restart(small)
     lock = accept(small, "s", "talks")
     assert small.ask(GetSessionState("talks", lock)) == b"half done"
     assert bodies(receive(small, "talks", session=lock)) == ["1", "2"]
@@ -180,7 +180,7 @@ def test_duplicate_history_survives_compaction_until_its_window_is_over(small: S
     )
     send(small, message("a", message_id="1"), path="once")
     assert take(small, "once") == ["a"]
-    through_it_all(small)
+    compact_and_restart(small)
     assert send(small, message("again", message_id="1"), path="once") == [0]
     small.clock.advance(window)
     assert send(small, message("again", message_id="1"), path="once") != [0]
@@ -190,7 +190,7 @@ def test_the_memory_of_transfers_survives_compaction(small: Site) -> None:
     transfer = Send(QUEUE, [message("a"), message("b")], Origin("backlog-1", [4, 9]))
     small.ask(transfer)
     take(small)
-    through_it_all(small)
+    compact_and_restart(small)
     assert list(small.ask(transfer).sequence_numbers) == [0, 0]
     assert peek(small) == []
 
@@ -198,7 +198,7 @@ def test_the_memory_of_transfers_survives_compaction(small: Site) -> None:
 def test_leases_survive_compaction(small: Site) -> None:
     send(small, "a", "b", "c")
     lease = small.ask(LeaseRange(QUEUE, "syphon", 2, duration=timedelta(hours=1)))
-    through_it_all(small)
+    compact_and_restart(small)
     found = to_messages(small.ask(ReadRange(QUEUE, lease.epoch, lease.first, lease.last)))
     assert bodies(found) == ["a", "b"]
     assert take(small) == ["c"]
@@ -220,7 +220,7 @@ def test_copies_of_a_topic_survive_compaction_with_the_changes_of_their_rules(sm
     change = RuleDescription("change", TrueFilter(), SqlAction("SET colour = 'red'"))
     paths = [subscription(small, "plain"), subscription(small, "changed", change)]
     send(small, message("a"), path=TOPIC)
-    through_it_all(small)
+    compact_and_restart(small)
     found = [peek(small, path)[0].application_properties for path in paths]
     assert found == [{}, {"colour": "red"}]
 
@@ -228,7 +228,7 @@ def test_copies_of_a_topic_survive_compaction_with_the_changes_of_their_rules(sm
 def test_sequence_numbers_go_on_after_everything_was_compacted_away(small: Site) -> None:
     [*_, last] = send(small, "a", "b", "c")
     take(small)
-    through_it_all(small)
+    compact_and_restart(small)
     assert send(small, "d") == [last + 1]
 
 
@@ -236,7 +236,7 @@ def test_deleted_entities_stay_deleted_through_compaction(small: Site) -> None:
     queue(small, "temporary")
     send(small, PADDING, path="temporary")
     small.ask(DeleteEntity("temporary"))
-    through_it_all(small)
+    compact_and_restart(small)
     queue(small, "temporary")
     assert peek(small, "temporary") == []
 
@@ -248,7 +248,7 @@ def test_counts_and_sizes_are_the_same_after_compaction_and_restart(small: Site)
     settle(small, Disposition.DEAD_LETTER, second)
     settle(small, Disposition.ABANDON, third)
     before = runtime(small)
-    through_it_all(small)
+    compact_and_restart(small)
     after = runtime(small)
     assert after.active_message_count == before.active_message_count == 3
     assert after.dead_letter_message_count == before.dead_letter_message_count == 1
@@ -263,7 +263,7 @@ def test_compaction_after_storage_trouble_forgets_no_entity(small: Site, trouble
     send(small, "b")
     setattr(small.disk, trouble, False)
     small.wait(seconds=2)
-    through_it_all(small)
+    compact_and_restart(small)
     assert bodies(peek(small)) == ["a", "b"]
 
 

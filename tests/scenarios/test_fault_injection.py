@@ -8,6 +8,7 @@ import pytest
 
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send, take
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, MessagingFactory
 from twinbus.clock import ManualClock
 from twinbus.errors import (
@@ -18,7 +19,6 @@ from twinbus.errors import (
     TransientError,
 )
 from twinbus.limits import SERVER_BUSY_RETRY_S
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import Receive
 from twinbus.testing import Fault, FaultyNamespace
 
@@ -35,7 +35,7 @@ ERRORS = {
 class FaultyWorld(World):
     def __init__(self, directory: Path) -> None:
         self.clock = ManualClock()
-        self.faulty = FaultyNamespace(EmbeddedNamespace(directory, self.clock))
+        self.faulty = FaultyNamespace(embedded(directory, self.clock))
         self.namespace = self.faulty
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.namespaces import address_of, door_of
+from tests.namespaces import address_of, door_of, embedded
 from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingError, MessagingFactory, QueueDescription
 from twinbus.errors import NamespaceInUseError
@@ -23,7 +23,7 @@ QUEUE = "orders"
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "namespace") as namespace:
+    with embedded(tmp_path / "namespace") as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         yield namespace
 

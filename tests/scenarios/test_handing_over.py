@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.inside import arrive, turn_kept
+from tests.namespaces import embedded
 from twinbus.entities import QueueDescription
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -28,7 +29,7 @@ QUEUE = "orders"
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path) as opened:
+    with embedded(tmp_path) as opened:
         opened.ask(CreateEntity(QueueDescription(path=QUEUE)))
         yield opened
 
@@ -48,7 +49,7 @@ def test_a_transfer_and_its_repetition_in_one_turn_are_taken_once(
 
 
 def test_a_repetition_of_a_refused_transfer_is_taken(tmp_path: Path) -> None:
-    with EmbeddedNamespace(tmp_path) as namespace:
+    with embedded(tmp_path) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         large = Send(QUEUE, [BrokeredMessage(bytes(300_000))], Origin("backlog", [7]))
         fitting = Send(QUEUE, [BrokeredMessage(b"tea")], Origin("backlog", [7]))

@@ -1,5 +1,6 @@
 """One client cannot harm another (G11): what a bad peer does at the Service Bus door."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from tests.scenarios.service_bus_site import (
     encoded,
     key,
 )
-from tests.waiting import settled
+from tests.waiting import settled, until
 from twinbus import MessagingFactory
 from twinbus.amqp.events import (
     Attached,
@@ -32,22 +33,25 @@ from twinbus.amqp.events import (
     LinkDetached,
     OutcomeReported,
 )
-from twinbus.amqp.message import AmqpMessage
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.options import LinkOptions
-from twinbus.amqp.performatives import Accepted, Rejected, Source, Target
+from twinbus.amqp.performatives import Accepted, Rejected, SenderSettleMode, Source, Target
 from twinbus.amqp.types import Array, Int, UInt
 from twinbus.clock import ManualClock
-from twinbus.connection import sign_token
+from twinbus.connection import ConnectionString, sign_token
 from twinbus.entities import QueueDescription
-from twinbus.errors import InvalidArgumentError, MessageSizeExceededError
+from twinbus.errors import InvalidArgumentError, MessageSizeExceededError, MessagingError
 from twinbus.limits import (
     AMQP_MESSAGE_BYTES,
+    CHECKED_SECTION_BYTES,
+    MAX_AMQP_ITEMS,
     MAX_AMQP_LINKS,
     MAX_AMQP_SESSION_LINKS,
     MAX_UNREAD_BYTES,
     SERVICE_BUS_FETCH_BYTES,
 )
-from twinbus.message import BrokeredMessage, to_batch, to_messages, tokens_of
+from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages, tokens_of
+from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.commands import (
     AcceptSession,
     CreateEntity,
@@ -58,6 +62,7 @@ from twinbus.protocol.commands import (
     Peek,
     PutKey,
     Receive,
+    ReceiveDeferred,
     Send,
     SetSessionState,
     Settle,
@@ -65,6 +70,7 @@ from twinbus.protocol.commands import (
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
+from twinbus.server import door, native
 from twinbus.servicebus.messages import STORED_HEAD, fingerprint
 
 pytestmark = pytest.mark.timeout(60)
@@ -381,6 +387,181 @@ def test_a_native_client_cannot_store_sections_that_no_receiver_can_decode(
             sender.send_batch([message] * 20)
         sender.send(BrokeredMessage(b"good"))
     assert site.namespace.ask(GetRuntimeProperties(QUEUE)).active_message_count == 1
+
+
+CROWDED = {  # sections with so many entries that the broker cannot add its own
+    "message annotations": SectionKind.MESSAGE_ANNOTATIONS,
+    "delivery annotations": SectionKind.DELIVERY_ANNOTATIONS,
+    "application properties": SectionKind.APPLICATION_PROPERTIES,
+}
+
+
+@pytest.mark.parametrize("what", CROWDED)
+def test_a_message_to_which_the_broker_can_add_nothing_is_rejected_alone(
+    site: ServiceBusSite, what: str
+) -> None:
+    names = [f"{number:04x}" for number in range(MAX_AMQP_ITEMS // 2)]
+    crowded = encode_message({CROWDED[what]: dict.fromkeys(names), SectionKind.DATA: b"bad"})
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.sender(QUEUE)
+        while not link.may_send:
+            peer.write()
+            peer.read()
+        link.send(crowded, tag=b"1", is_settled=False)
+        outcome = peer.wait_for(OutcomeReported).state
+        assert isinstance(outcome, Rejected)
+        assert isinstance(peer.send(link, b"good"), Accepted)
+
+
+@pytest.mark.parametrize("mode", [SenderSettleMode.UNSETTLED, SenderSettleMode.SETTLED])
+def test_a_message_that_amqp_cannot_express_is_set_aside(
+    site: ServiceBusSite, mode: SenderSettleMode
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [bad, BrokeredMessage(b"good")]))
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.receiver(QUEUE, snd_settle_mode=mode)
+        link.grant(2)
+        [good] = peer.take(link)
+    assert [bytes(body) for body in AmqpMessage(good.payload).data_sections] == [b"good"]
+    waiting = Receive(f"{QUEUE}/$deadletterqueue", wait=timedelta(seconds=10))
+    [dead] = to_messages(site.namespace.ask(waiting))
+    assert (dead.body, dead.dead_letter_reason) == (b"bad", "CannotBeEncoded")
+
+
+def test_a_dead_letter_that_amqp_cannot_express_does_not_stop_the_receivers_of_its_queue(
+    site: ServiceBusSite,
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [bad, BrokeredMessage(b"good")]))
+    tokens = site.namespace.ask(Receive(QUEUE, 2)).column("lock_token")
+    site.namespace.ask(Settle(QUEUE, tokens, Disposition.DEAD_LETTER, "test"))
+    dead_letters = f"{QUEUE}/$deadletterqueue"
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.receiver(dead_letters)
+        link.grant(2)
+        [good] = peer.take(link)
+    assert [bytes(body) for body in AmqpMessage(good.payload).data_sections] == [b"good"]
+
+    def states() -> dict[bytes, MessageState | None]:
+        found = to_messages(site.namespace.ask(Peek(dead_letters, 0, 10)))
+        return {message.body: message.state for message in found}
+
+    until(lambda: states()[b"bad"] is MessageState.DEFERRED)
+
+
+def test_a_peek_of_a_message_that_amqp_cannot_express_fails_alone(site: ServiceBusSite) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    site.namespace.ask(Send(QUEUE, [BrokeredMessage(b"good"), bad]))
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        peek = {"from-sequence-number": 0, "message-count": Int(10)}
+        assert peer.manage(QUEUE, "peek-message", peek).condition == "com.microsoft:argument-error"
+        assert peer.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 200
+
+
+def test_a_deferred_message_that_amqp_cannot_express_is_not_left_locked(
+    site: ServiceBusSite,
+) -> None:
+    crowded = {f"{number:04x}": True for number in range(MAX_AMQP_ITEMS // 2 + 1)}
+    bad = BrokeredMessage(b"bad", application_properties=crowded)
+    [number] = site.namespace.ask(Send(QUEUE, [bad])).sequence_numbers
+    tokens = site.namespace.ask(Receive(QUEUE)).column("lock_token")
+    site.namespace.ask(Settle(QUEUE, tokens, Disposition.DEFER))
+    wanted = {"sequence-numbers": Array(int, (number,)), "receiver-settle-mode": UInt(1)}
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        reply = peer.manage(QUEUE, "receive-by-sequence-number", wanted)
+        assert reply.condition == "com.microsoft:argument-error"
+
+        def is_free() -> bool:
+            with suppress(MessagingError):
+                return bool(site.namespace.ask(ReceiveDeferred(QUEUE, [number])).num_rows)
+            return False
+
+        until(is_free)
+
+
+def test_the_sections_of_a_large_native_send_do_not_hold_up_other_clients(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def check(_: bytes) -> None:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "another client")
+        order.append("check")
+
+    monkeypatch.setattr(native, "check_sections", check)
+    connection = (
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    large = BrokeredMessage(b"", amqp=bytes(CHECKED_SECTION_BYTES // 2))
+    with MessagingFactory.from_connection_string(connection) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        sender.send_batch([large] * 8)
+    assert order == [*["check"] * 3, "another client", *["check"] * 5]
+
+
+def test_requests_behind_a_large_native_send_keep_their_order(site: ServiceBusSite) -> None:
+    known = fingerprint(BrokeredMessage(b"", message_id="1"))
+    footer = encode_section(SectionKind.FOOTER, {"large": bytes(CHECKED_SECTION_BYTES)})
+    large = BrokeredMessage(b"", message_id="1", amqp=STORED_HEAD.pack(0, known) + footer)
+    spoilt = replace(large, amqp=(large.amqp or b"") + b"\x00")
+    connection = ConnectionString.parse(
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with ServerNamespace(connection) as client:
+        sends = [
+            client.submit(Send(QUEUE, messages))
+            for messages in ([large] * 4, [spoilt], [BrokeredMessage(b"last")])
+        ]
+        poll = client.submit(Receive(QUEUE, 10))
+        assert isinstance(sends[1].exception(30), InvalidArgumentError)
+        first, last = (list(sends[at].result(30).sequence_numbers) for at in (0, 2))
+        assert (len(first), len(last)) == (4, 1)
+        assert first[-1] < last[0]
+        assert poll.result(30).num_rows == 5
+
+
+def test_the_refusal_of_a_large_native_send_waits_for_no_other_request(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "DOOR_TICK_S", 3600.0)  # a tick would write the refusal, too
+    footer = encode_section(SectionKind.FOOTER, {"large": bytes(CHECKED_SECTION_BYTES)})
+    spoilt = BrokeredMessage(b"", amqp=STORED_HEAD.pack(0, bytes(8)) + footer + b"\x00")
+    connection = ConnectionString.parse(
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with ServerNamespace(connection) as client:
+        for _ in range(3):  # the tick before the first one was not prevented
+            with pytest.raises(InvalidArgumentError):
+                client.ask(Send(QUEUE, [spoilt]), 5.0)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_sections_that_are_larger_than_a_message_may_be_are_not_decoded(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(AmqpMessage, "decode_all", None)
+    large = BrokeredMessage(b"x", amqp=bytes(AMQP_MESSAGE_BYTES))
+    connection = (
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with MessagingFactory.from_connection_string(connection) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        with pytest.raises(MessageSizeExceededError):
+            sender.send_batch([large] * count)
 
 
 # -- what belongs to others ------------------------------------------------------------------------

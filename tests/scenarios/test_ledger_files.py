@@ -12,6 +12,7 @@ import pytest
 
 from tests.contracts.words import complete, message, queue, receive, receive_one, send, take
 from tests.inside import postpone_roll
+from tests.namespaces import embedded
 from tests.scenarios.ledger_site import (
     LEDGER,
     MESSAGES,
@@ -33,7 +34,6 @@ from tests.scenarios.ledger_site import (
 from tests.scenarios.site import Site
 from twinbus.clock import ManualClock
 from twinbus.ledger import LedgerSettings
-from twinbus.namespace.embedded import EmbeddedNamespace
 
 # -- files -----------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ def test_a_real_writer_thread_writes_everything(tmp_path: Path) -> None:
     site.directory, site.settings, site.clock = tmp_path / "namespace", settings, ManualClock()
     Site.open(site)
     site.embedded.close()
-    site.namespace = site.embedded = EmbeddedNamespace(site.embedded.engine.settings, site.clock)
+    site.namespace = site.embedded = embedded(site.embedded.engine.settings, site.clock)
     queue(site)
     for _ in range(20):
         send(site, "a", "b")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus.entities import QueueDescription
 from twinbus.message import BrokeredMessage, to_messages
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -51,7 +52,7 @@ def receive_some(
 def test_everyone_is_answered_and_each_message_is_taken_once(tmp_path: Path) -> None:
     taken: Counter[bytes] = Counter()
     counting = threading.Lock()
-    with EmbeddedNamespace(tmp_path) as namespace:
+    with embedded(tmp_path) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=QUEUE)))
         works = [
             threading.Thread(target=send_some, args=(namespace, sender), daemon=True)

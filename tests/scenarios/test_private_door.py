@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.inside import door_of_socket
-from tests.namespaces import ROOT
+from tests.namespaces import ROOT, embedded
 from tests.scenarios.test_fork import in_child
 from tests.waiting import until
 from twinbus import BrokeredMessage, Claim, MessagingFactory, QueueDescription, UnauthorizedError
@@ -64,7 +64,7 @@ def opened() -> Iterator[ExitStack]:
 @pytest.fixture
 def make(opened: ExitStack, tmp_path: Path) -> Callable[..., EmbeddedNamespace]:
     def make(name: str = "namespace") -> EmbeddedNamespace:
-        namespace = opened.enter_context(EmbeddedNamespace(tmp_path / name))
+        namespace = opened.enter_context(embedded(tmp_path / name))
         for path in (QUEUE, BACKLOG):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
         return namespace
@@ -423,7 +423,7 @@ def test_a_forked_process_keeps_no_copy_of_the_sockets(
 # -- for workers of Spark --------------------------------------------------------------------------
 
 
-def embedded(folder: Path) -> str:
+def connection_to(folder: Path) -> str:
     return f"Endpoint=embedded://{folder}"
 
 
@@ -434,7 +434,7 @@ def test_a_server_needs_no_door() -> None:
 
 
 def test_a_namespace_that_the_application_has_open_stays_its_own(tmp_path: Path) -> None:
-    text = embedded(tmp_path / "namespace")
+    text = connection_to(tmp_path / "namespace")
     share = open_namespace(ConnectionString.parse(text))
     share.ask(CreateEntity(QueueDescription(path=QUEUE)))
     with WorkerDoors() as doors:
@@ -452,7 +452,7 @@ def test_a_namespace_that_nobody_has_open_is_opened_and_closed_with_the_doors(
     tmp_path: Path,
 ) -> None:
     with WorkerDoors() as doors:
-        where = doors.connection_for(embedded(tmp_path / "namespace"), ALL)
+        where = doors.connection_for(connection_to(tmp_path / "namespace"), ALL)
         assert ask(ConnectionString.parse(where), ListEntities(EntityKind.QUEUE)) == []
         assert find_embedded(tmp_path / "namespace") is not None
     assert find_embedded(tmp_path / "namespace") is None
@@ -461,7 +461,7 @@ def test_a_namespace_that_nobody_has_open_is_opened_and_closed_with_the_doors(
 def test_a_worker_that_finds_the_door_of_another_namespace_gets_an_error(tmp_path: Path) -> None:
     with WorkerDoors() as doors:
         first, second = (
-            ConnectionString.parse(doors.connection_for(embedded(tmp_path / name), ALL))
+            ConnectionString.parse(doors.connection_for(connection_to(tmp_path / name), ALL))
             for name in ("one", "other")
         )
         with pytest.raises(UnauthorizedError, match="is for the namespace with the id"):
@@ -472,6 +472,6 @@ def test_a_worker_that_finds_the_door_of_another_namespace_gets_an_error(tmp_pat
 def test_workers_on_other_machines_are_refused_only_if_they_need_a_door(master: str) -> None:
     servers = "Endpoint=twinbus://shop:4617", "Endpoint=twinbus://backup:4617"
     check_master(master, *servers)
-    check_master("local[2,4]", servers[0], embedded(Path("/var/lib/outbox")))
+    check_master("local[2,4]", servers[0], connection_to(Path("/var/lib/outbox")))
     with pytest.raises(InvalidArgumentError, match="outbox is embedded"):
-        check_master(master, servers[0], embedded(Path("/var/lib/outbox")))
+        check_master(master, servers[0], connection_to(Path("/var/lib/outbox")))

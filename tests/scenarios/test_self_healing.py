@@ -28,6 +28,7 @@ from tests.contracts.words import (
     topic,
 )
 from tests.inside import turn_taken
+from tests.namespaces import embedded
 from tests.scenarios.site import Site
 from twinbus.broker.lifecycle import State
 from twinbus.broker.store.commit import Commit
@@ -37,7 +38,6 @@ from twinbus.clock import ManualClock
 from twinbus.entities import RuleDescription, SqlFilter
 from twinbus.errors import BrokerRestartingError, CommandFailedError, MessagingError
 from twinbus.limits import KEPT_DIAGNOSTIC_BUNDLES, MAX_HEALS, SELF_CHECK_INTERVAL_US
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import EntityKind, ListEntities, Peek, Receive
 from twinbus.protocol.requests import BlockingRequest
 
@@ -362,7 +362,7 @@ def test_a_broker_that_stopped_lets_go_of_its_directory(site: Site) -> None:
 
 def test_a_threaded_broker_heals_too(tmp_path: Path) -> None:
     clock = ManualClock()
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
+    with embedded(tmp_path / "namespace", clock) as namespace:
         fail: Callable[..., Any] = lambda *_: 1 // 0  # noqa: E731
         namespace.engine.namespace.serve = fail  # type: ignore[method-assign]
         with pytest.raises(CommandFailedError):

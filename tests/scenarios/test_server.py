@@ -162,7 +162,7 @@ def test_options_that_cannot_be_are_refused_by_name(
 # -- stopping --------------------------------------------------------------------------------------
 
 
-ANOTHER_THREAD_TAKES_IT = """
+MAIN_THREAD_BLOCKS_SIGNALS = """
 import signal, threading
 from twinbus.cli.serve import _Signals
 signals = _Signals()
@@ -174,7 +174,7 @@ signals.wait_for_stop([lambda: print("reloaded", flush=True)])
 
 
 def test_a_signal_that_the_system_hands_to_another_thread_is_heeded(tmp_path: Path) -> None:
-    waits = [sys.executable, "-c", ANOTHER_THREAD_TAKES_IT]
+    waits = [sys.executable, "-c", MAIN_THREAD_BLOCKS_SIGNALS]
     with subprocess.Popen(waits, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

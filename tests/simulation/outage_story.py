@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from random import Random
 
+from tests.namespaces import embedded
 from tests.simulation.syphon_words import Syphon
 from twinbus import (
     BrokeredMessage,
@@ -84,7 +85,7 @@ class Story:
             settings = LedgerSettings(roll_interval=timedelta(days=1), messages=self.messages)
             self.primary, self.secondary = (
                 stack.enter_context(
-                    EmbeddedNamespace(
+                    embedded(
                         EngineSettings(directory=self.folder / name, ledger=settings),
                         self.clock,
                         Storages(_NoSync(), _NoSync()),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.message import to_batch
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -60,14 +61,14 @@ class Slow(LimitedNamespace):
 
 @pytest.fixture
 def primary(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "primary") as namespace:
+    with embedded(tmp_path / "primary") as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         yield namespace
 
 
 @pytest.fixture
 def secondary(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "secondary") as namespace:
+    with embedded(tmp_path / "secondary") as namespace:
         namespace.ask(CreateEntity(QueueDescription(path=BACKLOG)))
         batch = to_batch([BrokeredMessage(b"x") for _ in range(5)])
         origin = Origin(sender_source(7), range(5))

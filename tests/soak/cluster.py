@@ -146,20 +146,28 @@ class Site:
         trouble = self._troubles.pop()
         if trouble in ("executor", "job"):
             is_open = self._await_open_batch()
-            self.struck[IN_BATCH] += is_open
             if trouble == "job":
                 _end(self._job)
                 self._start_job()
-            else:
-                executors = list(_executors())
-                if executors:
-                    with suppress(ProcessLookupError):
-                        os.kill(self._random.choice(executors), signal.SIGKILL)
+            elif not self._kill_executor():
+                return  # what did not happen is not counted
+            self.struck[IN_BATCH] += is_open
         else:
             self.heal(at_once=True)
             self._end_trouble = self._slow_down() if trouble == "delay" else self._refuse()
             self._trouble_until = time.monotonic() + TROUBLE_S
         self.struck[trouble] += 1
+
+    def _kill_executor(self) -> bool:
+        """Kill an executor of either application; return False if none runs."""
+        executors = list(_executors())
+        if not executors:
+            return False
+        try:
+            os.kill(self._random.choice(executors), signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _await_open_batch(self) -> bool:
         """Wait for a batch of the job that Spark has begun and not committed; return if it is."""

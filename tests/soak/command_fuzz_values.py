@@ -150,8 +150,8 @@ class Maker:
         if known is None or self.chance(0.3):
             return self.path(), self.numbers(3)
         path = known[0]
-        of_it = [number for where, number in self.known.numbers if where == path]
-        return path, self.random.sample(of_it, self.random.randint(1, min(3, len(of_it))))
+        numbers = [number for where, number in self.known.numbers if where == path]
+        return path, self.random.sample(numbers, self.random.randint(1, min(3, len(numbers))))
 
     def numbers(self, most: int = 20) -> Any:
         found = self.several(self.number, most)
@@ -422,8 +422,10 @@ class Maker:
         """Return a path, and tokens that may lock messages there."""
         known = self.latest(self.known.tokens)
         path = self.path() if known is None or self.chance(0.1) else known[0]
-        of_it = [token for where, token in self.known.tokens if where == path][-8:]
-        found = [self.random.choice(of_it) for _ in range(self.pick(1, 1, 2, 20))] if of_it else []
+        tokens = [token for where, token in self.known.tokens if where == path][-8:]
+        found = (
+            [self.random.choice(tokens) for _ in range(self.pick(1, 1, 2, 20))] if tokens else []
+        )
         forged = [UUID(int=n).bytes for n in (0, 1, 2**127, 2**128 - 1, 5 << 64 | 1)]
         found += self.random.sample(forged, self.pick(0, 0, 0, 0, 0, 1, 3))
         column = pa.array(found, pa.binary(16))

@@ -1,4 +1,4 @@
-"""The syphon on a Spark cluster: a master and two workers of their own, on loopback."""
+"""Syphon and report on a Spark cluster: a master and two workers of their own, on loopback."""
 
 import os
 import re
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 
@@ -21,7 +22,7 @@ DESTINATIONS = ("orders", "invoices")
 WORKERS = 2
 _DEPLOY = "org.apache.spark.deploy"
 _HERE = "127.0.0.1"
-_SYPHON = [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"]
+_TWINBUS = [sys.executable, "-c", "from twinbus.cli import main; main()"]
 
 
 class Cluster(Closable):
@@ -138,8 +139,8 @@ def twins(tmp_path: Path) -> Iterator[Twins]:
         yield twins
 
 
-def drain_on(cluster: Cluster, twins: Twins) -> str:
-    """Run `twinbus syphon --once` on a cluster; return what it printed."""
+def run_on(cluster: Cluster, twins: Twins, *arguments: str | Path) -> str:
+    """Run a command of Twinbus on a cluster; return what it printed."""
     every_worker = {
         "spark.cores.max": str(WORKERS),
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # begins when all are there
@@ -149,8 +150,8 @@ def drain_on(cluster: Cluster, twins: Twins) -> str:
         "TWINBUS_PRIMARY": twins.primary.connection,
         "TWINBUS_SECONDARY": twins.secondary.connection,
     }
-    syphon = subprocess.Popen(
-        [*_SYPHON, "--master", cluster.url, "--once", *conf],
+    process = subprocess.Popen(
+        [*_TWINBUS, *arguments, "--master", cluster.url, *conf],
         env={**cluster.environment, **ends},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -158,16 +159,16 @@ def drain_on(cluster: Cluster, twins: Twins) -> str:
         start_new_session=True,
     )
     try:
-        reported, _ = syphon.communicate(timeout=DEADLINE_S)
+        reported, _ = process.communicate(timeout=DEADLINE_S)
     finally:
-        _end_group(syphon.pid)
-        syphon.wait()
-    assert syphon.returncode == 0, reported
+        _end_group(process.pid)
+        process.wait()
+    assert process.returncode == 0, reported
     return reported
 
 
 def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
-    twins: Twins, cluster: Cluster
+    twins: Twins, cluster: Cluster, tmp_path: Path
 ) -> None:
     for destination in DESTINATIONS:
         twins.primary.queue(destination)
@@ -178,7 +179,7 @@ def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
         for queue in range(QUEUES)
         for destination in DESTINATIONS
     }
-    reported = drain_on(cluster, twins)
+    reported = run_on(cluster, twins, "syphon", "--once", "--ledger", tmp_path / "transfers")
     assert twins.waiting() == 0, reported
     for destination in DESTINATIONS:
         home = twins.primary.ids(destination)
@@ -187,4 +188,19 @@ def test_on_a_cluster_every_worker_takes_part_and_all_comes_home_once_in_order(
         for queue in range(QUEUES):
             ids = sent[destination, queue]
             assert [item for item in home if item in set(ids)] == ids
-    assert all(cluster.tasks_of_workers()), "a worker had nothing to do"
+    syphon_tasks = cluster.tasks_of_workers()
+    assert all(syphon_tasks), "a worker had nothing to do"
+
+    twins.close()  # writes the ledgers
+    ledgers = [tmp_path / name for name in ("primary", "secondary", "transfers")]
+    places = ("--page", tmp_path / "report.html", "--output", tmp_path / "tables")
+    run_on(cluster, twins, "report", *ledgers, *places)
+    messages = QUEUES * CLIENT_MESSAGES
+    moved = pq.read_table(tmp_path / "tables/transfers.parquet").select(["path", "moved"])
+    assert sorted(moved.to_pylist(), key=str) == [
+        {"path": destination, "moved": messages} for destination in sorted(DESTINATIONS)
+    ]
+    counted = pq.read_table(tmp_path / "tables/reconciliation.parquet").to_pylist()
+    assert {row["status"] for row in counted} == {"completed"}
+    assert sum(row["messages"] for row in counted) == 2 * len(DESTINATIONS) * messages
+    assert sum(cluster.tasks_of_workers()) > sum(syphon_tasks), "the executors had nothing to do"

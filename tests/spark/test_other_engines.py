@@ -3,7 +3,10 @@
 There is no Azure here: sb:// is the door of a Twinbus server, reached through the official SDK.
 """
 
+import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +26,7 @@ from twinbus import (
     NamespaceManager,
     SendAvailabilityPairedNamespaceOptions,
 )
+from twinbus.cli.main import INTERRUPTED
 from twinbus.cli.root import root
 from twinbus.connection import ConnectionString
 from twinbus.cost.stages import DIVERTED, Stage
@@ -117,6 +121,26 @@ def paired(here: str, peer: str, ledger: Path) -> Iterator[SendAvailabilityPairi
         yield factory.pair_namespace(options)
 
 
+def check_that_a_syphon_waits(primary: str, secondary: str, errors: Path) -> None:
+    """Start `twinbus syphon` where nothing is paired, and interrupt it."""
+    environment = {**os.environ, "TWINBUS_PRIMARY": primary, "TWINBUS_SECONDARY": secondary}
+    with errors.open("wb") as reported:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from twinbus.cli import main; main()", "syphon"],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=reported,
+        )
+    try:
+        until(lambda: errors.read_text() or process.poll() is not None, "it waits or ends")
+        assert "waiting for an application to pair" in errors.read_text()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(DEADLINE_S) == INTERRUPTED
+    finally:
+        process.kill()
+        process.wait()
+
+
 def is_healthy(pairing: SendAvailabilityPairing) -> bool:
     return all(item.state is HealthState.HEALTHY for item in pairing.status())
 
@@ -161,6 +185,12 @@ def test_a_message_that_reaches_an_idle_backlog_is_brought_home(
         divert(service_bus.manager, service_bus.factory, ["second", "third"])
         until(lambda: home.count() == 3, "the others are home")
     assert home.ids() == ["first", "second", "third"]
+
+
+def test_a_syphon_waits_for_the_first_pairing_with_a_service_bus(
+    service_bus: ServiceBus, home: End, tmp_path: Path
+) -> None:
+    check_that_a_syphon_waits(home.connection, service_bus.connection, tmp_path / "errors")
 
 
 def test_a_transform_of_messages_without_ranges_is_refused(
@@ -258,6 +288,12 @@ def test_messages_come_home_from_a_rabbitmq_once_and_in_order(
     with syphon(home.connection, rabbit) as running:
         assert running.wait(DEADLINE_S)
     assert home.ids() == []
+
+
+def test_a_syphon_waits_for_the_first_pairing_with_a_rabbitmq(
+    rabbit: str, home: End, tmp_path: Path
+) -> None:
+    check_that_a_syphon_waits(home.connection, rabbit, tmp_path / "errors")
 
 
 def test_messages_come_home_to_a_rabbitmq(

@@ -1,19 +1,24 @@
 """Reconciliation of ledgers written by hand: what is wrong is named, what only looks so is not."""
 
 import os
+import signal
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import RDD, TaskContext
 from pyspark.sql import SparkSession
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.turn.engine import EngineSettings
 from twinbus.clock import ManualClock, moment_us
-from twinbus.cost import reconciliation
+from twinbus.cost import reconciliation, sources
 from twinbus.cost.answers import Report
+from twinbus.cost.pieces import Piece
 from twinbus.cost.prices import load_sheet
 from twinbus.cost.reconciliation import Reconciliation
 from twinbus.cost.report import ReportSettings, make_report
@@ -21,7 +26,6 @@ from twinbus.cost.report_page import report_page
 from twinbus.cost.survey import survey
 from twinbus.ledger import SCHEMAS, Ledger, LedgerKind, LedgerSettings
 from twinbus.limits import LOCAL_ROWS
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, DeleteEntity, Receive, ReceiveMode, Send
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -189,6 +193,20 @@ def test_the_border_of_the_days_makes_no_false_alarm(spark: SparkSession, books:
     assert outage.seconds_to_drain == 0
 
 
+def test_a_large_day_before_the_report_has_more_tasks(
+    spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(1, 9):
+        books.message("contoso", "accepted", number, f"m{number}", at=MIDNIGHT - SECOND)
+    books.message("contoso", "completed", 8, record=2)
+    monkeypatch.setattr(sources, "REPORT_PARTITION_ROWS", 2)
+    folders, day = books.write(), MIDNIGHT.date()
+    before = survey(folders, day - timedelta(days=1), day - timedelta(days=1))
+    found = Reconciliation(spark, survey(folders, day), before)
+    assert found.task_count == 4
+    assert found.counts() == {("contoso", "orders", "older"): 1}
+
+
 def test_what_a_restored_log_has_lost_is_named_and_what_came_again_is_not(
     spark: SparkSession, books: Books
 ) -> None:
@@ -255,7 +273,7 @@ def test_a_ledger_that_lost_its_oldest_files_to_the_size_bound_has_no_suspects(
     settings = EngineSettings(
         directory=tmp_path / "contoso", ledger=LedgerSettings(max_bytes=200_000)
     )
-    with EmbeddedNamespace(settings, clock, threaded=False) as namespace:
+    with embedded(settings, clock, threaded=False) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"it stands the whole time")]))
         namespace.ask(Receive("orders"))
@@ -279,7 +297,7 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
     def settings(*, accept_damage: bool = False) -> EngineSettings:
         return EngineSettings(directory=tmp_path / "contoso", accept_damage=accept_damage)
 
-    with EmbeddedNamespace(settings()) as namespace:
+    with embedded(settings()) as namespace:
         for path in ("orders", "deleted"):
             namespace.ask(CreateEntity(QueueDescription(path=path)))
             sent = [BrokeredMessage(b"", message_id=f"{path} {at}") for at in range(3)]
@@ -288,7 +306,7 @@ def test_a_namespace_that_lost_its_only_segment_is_not_called_reconciled(
         namespace.ask(DeleteEntity("deleted"))
     for segment in (tmp_path / "contoso").glob("log/*.log"):
         segment.unlink()
-    with EmbeddedNamespace(settings(accept_damage=True)) as namespace:
+    with embedded(settings(accept_damage=True)) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="new")]))
     report = make_report(spark, ReportSettings([tmp_path / "contoso"], load_sheet("zero")))
@@ -372,6 +390,29 @@ def test_few_suspects_in_the_driver_and_many_in_spark_are_found_alike(
     report = books.report(spark)
     assert named(report) == SUSPECTS
     assert report.suspect_count == len(SUSPECTS)
+
+
+def test_messages_count_once_although_workers_are_killed(
+    spark: SparkSession, books: Books, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read_in_second_attempts(*given: Any) -> RDD[Piece]:
+        def kill_first(pieces: Iterable[Piece]) -> Iterable[Piece]:
+            task = TaskContext.get()
+            assert task is not None
+            read = [*pieces]
+            if not task.attemptNumber():
+                (tmp_path / f"{task.stageId()}.killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read
+
+        return sources.pieces_of(*given).mapPartitions(kill_first)
+
+    monkeypatch.setattr(reconciliation, "pieces_of", read_in_second_attempts)
+    write_suspects(books)
+    report = books.report(spark)
+    assert named(report) == SUSPECTS
+    assert sum(row.messages for row in report.statuses) == 7
+    assert len(list(tmp_path.glob("*.killed"))) == 2  # in each of the jobs that read
 
 
 def test_the_search_for_messages_that_are_not_home_reads_each_ledger_once(

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from tests.inside import storage_of
+from tests.namespaces import embedded
 from tests.simulation.outage_story import PRIMARY, SECOND, Story
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.broker.store.log import Log
@@ -29,7 +30,7 @@ from twinbus.cost.report import TABLES, ReportSettings, make_report
 from twinbus.cost.report_page import report_page, stage_costs
 from twinbus.cost.stages import DIVERTED, Stage
 from twinbus.cost.survey import Survey, survey
-from twinbus.errors import LedgerDamagedError
+from twinbus.errors import LedgerDamagedError, MessagingError
 from twinbus.ledger import LedgerSettings
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import CreateEntity, Disposition, Receive, Send, Settle
@@ -141,7 +142,7 @@ def _open(folder: Path, clock: ManualClock) -> EmbeddedNamespace:
     settings = EngineSettings(
         directory=folder, ledger=LedgerSettings(roll_interval=timedelta(days=1))
     )
-    return EmbeddedNamespace(settings, clock, threaded=False)
+    return embedded(settings, clock, threaded=False)
 
 
 def _blot_out(folder: Path, number: int) -> None:
@@ -224,6 +225,24 @@ def test_damage_within_a_file_is_noticed_and_the_file_is_named(
     assert bad.name in report_page(report)
 
 
+def test_a_file_that_only_the_driver_can_open_is_not_called_damaged(
+    spark: SparkSession, lived: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(text: str) -> None:
+        """Take a file from the workers after the driver has looked at it."""
+        if text == "operations ...":
+            monkeypatch.setattr(Path, "exists", lambda _: True)  # in this process
+            file.rename(file.with_suffix(".away"))
+
+    [file, *_] = sorted((lived.folder / PRIMARY / "ledger" / "operations").rglob("*.parquet"))
+    settings = ReportSettings([lived.folder / PRIMARY], STANDARD, skip_bad_files=True)
+    try:
+        with pytest.raises(MessagingError, match=rf"{file.name} exists, but a worker .* open it"):
+            make_report(spark, settings, on_progress=lose)
+    finally:
+        file.with_suffix(".away").rename(file)
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -266,11 +285,19 @@ def test_costs_by_stage_have_the_words_and_sums_of_the_page() -> None:
     assert f"0.7500 {currency}" in report_page(report)
 
 
+def test_the_price_of_a_few_bytes_is_not_shown_as_a_price_of_nothing() -> None:
+    report = Report(STANDARD, Survey({}, ()))
+    report.money = list(priced({"2026-11": {"send": Billed(1, size=82)}}, STANDARD))
+    shown = f"less than 0.0001 {STANDARD.currency}"
+    assert [row[-1] for row in stage_costs(report)] == [shown, shown]
+    assert shown in report_page(report)
+
+
 @pytest.mark.usefixtures("spark")
 def test_the_command_exits_with_1_and_names_messages_that_are_not_accounted_for(
     tmp_path: Path, run: Callable[..., Any]
 ) -> None:
-    with EmbeddedNamespace(tmp_path / "contoso") as namespace:
+    with embedded(EngineSettings(directory=tmp_path / "contoso")) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage(b"", message_id="gone")]))
     for segment in (tmp_path / "contoso").glob("log/*.log"):

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.inside import remembered_claims
+from tests.namespaces import embedded
 from tests.unit.properties import replayed
 from twinbus.clock import ManualClock
 from twinbus.connection import sign_token
@@ -406,7 +407,7 @@ def test_an_admission_that_is_looked_at_again_has_the_claims_of_today() -> None:
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "namespace", ManualClock(), threaded=False) as opened:
+    with embedded(tmp_path / "namespace", ManualClock(), threaded=False) as opened:
         yield opened
 
 
@@ -470,7 +471,7 @@ def test_deleting_an_entity_deletes_its_keys(namespace: EmbeddedNamespace, path:
 
 def test_deleting_an_idle_entity_by_itself_deletes_its_keys(tmp_path: Path) -> None:
     clock = ManualClock()
-    with EmbeddedNamespace(tmp_path / "namespace", clock, threaded=False) as namespace:
+    with embedded(tmp_path / "namespace", clock, threaded=False) as namespace:
         idle = QueueDescription(path=ORDERS, auto_delete_on_idle=timedelta(minutes=5))
         namespace.ask(c.CreateEntity(idle))
         namespace.ask(c.PutKey(key(Claim.SEND, path=ORDERS)))
@@ -482,20 +483,20 @@ def test_deleting_an_idle_entity_by_itself_deletes_its_keys(tmp_path: Path) -> N
 def test_keys_survive_a_restart(tmp_path: Path) -> None:
     clock = ManualClock()
     keys_made = [key(Claim.MANAGE, name="root"), key(Claim.SEND, Claim.LISTEN, path=ORDERS)]
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
+    with embedded(tmp_path / "namespace", clock) as namespace:
         namespace.ask(c.CreateEntity(QueueDescription(path=ORDERS)))
         namespace.ask(c.PutKey(key(Claim.SEND, name="gone")))
         for made in keys_made:
             namespace.ask(c.PutKey(made))
         namespace.ask(c.DeleteKey("gone"))
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as namespace:
+    with embedded(tmp_path / "namespace", clock) as namespace:
         assert list(namespace.ask(c.ListKeys())) == keys_made
         assert namespace.keys.admit(token(name="root"), NOW)
 
 
 def test_nobody_else_may_read_the_files_that_hold_the_keys(tmp_path: Path) -> None:
     directory = tmp_path / "namespace"
-    with EmbeddedNamespace(directory, ManualClock()) as namespace:
+    with embedded(directory, ManualClock()) as namespace:
         namespace.ask(c.PutKey(key(Claim.MANAGE, name="root")))
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert files

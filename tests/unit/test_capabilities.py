@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.errors import FaultOwner, UnsupportedCapabilityError
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -27,7 +28,7 @@ from twinbus.testing import LimitedNamespace
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "namespace") as namespace:
+    with embedded(tmp_path / "namespace") as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         yield namespace
 

@@ -1,17 +1,27 @@
 """The syphon sends the messages of each sender together, as far as their order allows."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twinbus.errors import MessagingError, QuotaExceededError, TransientError
 from twinbus.limits import RUNS_AT_ONCE
 from twinbus.message import BrokeredMessage, to_batch
+from twinbus.namespace.contract import Namespace
+from twinbus.pairing.backlog import Restored
+from twinbus.protocol.commands import Command
 from twinbus.syphon.carrier import (
     NO_TEXT,
+    Carried,
+    Carrier,
+    Range,
     Run,
     _rounds,
     _with_small_first,
@@ -98,3 +108,40 @@ def test_a_trial_begins_with_a_few_messages_of_one_sender() -> None:
     alone = _with_small_first([[first]], 2)
     assert [[each.numbers.tolist() for each in sent] for sent in alone] == [[[0, 1]], [[2, 3, 4]]]
     assert len(_with_small_first([[first]], 5)) == 1
+
+
+class _RefusingPrimary:
+    """Refuses every send with the same error, and counts them."""
+
+    def __init__(self, error: MessagingError) -> None:
+        self._error = error
+        self.sends = 0
+
+    def submit(self, _: Command[Any]) -> "Future[Any]":
+        self.sends += 1
+        reply: Future[Any] = Future()
+        reply.set_exception(self._error)
+        return reply
+
+
+@pytest.mark.parametrize("error", [QuotaExceededError("full"), TransientError("down")])
+def test_a_destination_that_fails_costs_further_senders_one_send_each(
+    error: MessagingError,
+) -> None:
+    def sends_of(senders: int) -> tuple[int, dict[str, int]]:
+        count = 64 * senders
+        found = Restored(
+            to_batch([BrokeredMessage(b"")] * count),
+            pa.array(["orders"] * count),
+            pa.array([f"sender {row % senders}" for row in range(count)]),
+            pa.array(range(count), pa.int64()),
+            {},
+        )
+        primary = _RefusingPrimary(error)
+        carried = Carried("backlog", Range(1, 0, count, "origin"))
+        carrier = Carrier(cast("Namespace", primary), cast("Namespace", None))
+        carrier.deliver(found, np.arange(count), carried, set())
+        return primary.sends, carried.kept
+
+    alone, _ = sends_of(1)
+    assert sends_of(RUNS_AT_ONCE) == (alone + RUNS_AT_ONCE - 1, {"orders": 64 * RUNS_AT_ONCE})

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus import BrokeredMessage, QueueDescription
 from twinbus.limits import CARRY_TIMEOUT, TRIAL_MESSAGES, TRIAL_ROUND, TRIAL_TIMEOUT_S
 from twinbus.message import to_batch
@@ -49,7 +50,7 @@ class Hanging:
 
 @pytest.fixture
 def secondary(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    namespace = EmbeddedNamespace(tmp_path / "secondary")
+    namespace = embedded(tmp_path / "secondary")
     namespace.ask(CreateEntity(QueueDescription(path=BACKLOG)))
     yield namespace
     namespace.close()
@@ -57,7 +58,7 @@ def secondary(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
 
 @pytest.fixture
 def primary(tmp_path: Path) -> Iterator[Hanging]:
-    namespace = EmbeddedNamespace(tmp_path / "primary")
+    namespace = embedded(tmp_path / "primary")
     for path in (SLOW, QUICK):
         namespace.ask(CreateEntity(QueueDescription(path=path)))
     hanging = Hanging(namespace)

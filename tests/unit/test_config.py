@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.entities import (
     EntityStatus,
@@ -57,7 +58,7 @@ def read(tmp_path: Path) -> Read:
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path / "namespace") as opened:
+    with embedded(tmp_path / "namespace") as opened:
         yield opened
 
 

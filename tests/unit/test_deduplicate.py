@@ -1,6 +1,8 @@
 """A consumer drops repeated messages by their origin."""
 
+import sqlite3
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,11 +61,20 @@ def test_a_file_remembers_over_a_restart(tmp_path: Path) -> None:
         assert memory.is_repeat(message(1))
 
 
-def test_a_file_that_another_one_uses_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_another_memory_uses_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with OriginMemory.in_file(tmp_path / "seen.db") as memory:
         memory.remember(message(1))
-        with pytest.raises(InvalidArgumentError, match="no other process uses"):
-            OriginMemory.in_file(tmp_path / "missing" / "seen.db")
+        at_once = partial(sqlite3.connect, timeout=0)
+        monkeypatch.setattr("twinbus.deduplicate.sqlite3.connect", at_once)
+        with pytest.raises(InvalidArgumentError, match=r"is locked.*no other process uses"):
+            OriginMemory.in_file(tmp_path / "seen.db")
+
+
+def test_a_file_in_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be used as a memory of origins"):
+        OriginMemory.in_file(tmp_path / "missing" / "seen.db")
 
 
 @pytest.mark.parametrize("capacity", [0, MAX_REMEMBERED_ORIGINS + 1])

@@ -132,7 +132,7 @@ def test_runtime_properties_travel_too() -> None:
 
 
 def test_json_of_another_kind_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="expected a TopicDescription"):
+    with pytest.raises(InvalidArgumentError, match="not a TopicDescription"):
         from_json(to_json(QueueDescription(path="orders")), TopicDescription)
 
 

@@ -112,7 +112,9 @@ def test_a_primary_with_an_id_is_to_be_named_by_it() -> None:
         ("r1,r2,r3/shop", True),  # it grew
         ("r2:5672/shop", True),
         ("r3,r4/shop", False),
+        ("R1,R2/shop", True),
         ("r1,r2/stock", False),  # another virtual host
+        ("r1,r2/Shop", False),  # RabbitMQ distinguishes their case
         ("r1:5673,r2:5673/shop", False),
     ],
 )
@@ -142,6 +144,7 @@ def test_the_refusal_of_a_cluster_without_a_common_host_says_how_to_be_recognise
         (("c", "a:1", ""), ("c", "a:2", ""), False),
         (("c", "", ""), ("c", "a:1", "1"), True),
         (("c", "/data/a,b", ""), ("c", "/data/b", ""), False),
+        (("c", "/eu/shop", ""), ("c", "/EU/shop", ""), False),  # two directories
     ],
 )
 def test_the_namespace_id_decides_and_else_the_address(

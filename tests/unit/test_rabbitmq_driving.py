@@ -104,9 +104,14 @@ def test_an_interrupted_wait_loses_no_connection(
     assert not cuts
 
 
+@pytest.mark.parametrize("was_interrupted", [False, True], ids=["first", "after a wait"])
 def test_an_interrupted_callback_closes_the_connections(
-    namespace: RabbitNamespace, monkeypatch: pytest.MonkeyPatch
+    namespace: RabbitNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    was_interrupted: bool,
 ) -> None:
+    selector = "twinbus.namespace.rabbitmq.driving._Selector"
+    monkeypatch.setattr(f"{selector}.is_waiting", was_interrupted)
     interrupts = iter([True])
     begin = CommandRunner.begin
 

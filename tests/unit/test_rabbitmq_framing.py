@@ -77,6 +77,12 @@ def test_a_frame_without_its_end_is_reported_as_pika_does() -> None:
         made._on_data_available(broken)
 
 
+def test_a_frame_that_is_larger_than_allowed_is_refused_before_it_is_gathered() -> None:
+    head = struct.pack(">BHL", spec.FRAME_BODY, CHANNEL, spec.FRAME_MAX_SIZE + 1)
+    with pytest.raises(pika.exceptions.InvalidFrameError, match="131073 bytes"):
+        feed(connection(), head + b"body", 11)
+
+
 @pytest.mark.parametrize("size", [0, 1, 10, 11, 20, 25])
 @pytest.mark.parametrize("content_type", [None, "text/plain"])
 def test_a_publication_has_the_frames_that_pika_writes(size: int, content_type: str | None) -> None:

@@ -32,6 +32,7 @@ from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
 )
 
 NOW_S = 1_800_000_000
+FRAME_BYTES = 131_072
 
 
 def publication(
@@ -324,7 +325,8 @@ def test_a_dead_letter_is_a_copy_with_its_reason_that_does_not_expire() -> None:
         time_to_live=timedelta(seconds=3),
         application_properties={"n": 7},
     )
-    copy = dead_letter(encoded(publication(message)), message.body, "orders", "Why", "because")
+    copied = encoded(publication(message)), message.body
+    copy = dead_letter(*copied, "orders", "Why", "because", FRAME_BYTES)
     (found,) = received(delivery(encoded(copy), copy.body))
     assert found.application_properties == {"n": 7}
     assert (found.body, found.content_type, found.subject) == (b"body", "text/plain", "s")
@@ -342,12 +344,31 @@ def test_a_dead_letter_keeps_the_values_of_another_program() -> None:
         )
     )
     copy = dead_letter(
-        struct.pack(">HL", 0x2000, len(table)) + table, b"body", "orders", None, None
+        struct.pack(">HL", 0x2000, len(table)) + table, b"body", "orders", None, None, FRAME_BYTES
     )
     kept = table[: table.index(b"\x10x-delivery-count")]
     assert copy.headers.startswith(kept + b"\x1cx-twinbus-dead-letter-source")
     (found,) = received(delivery(encoded(copy), copy.body))
     assert (found.application_properties["price"], found.delivery_count) == (1.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("frame_bytes", "expected"),
+    [(600, ("Why", "because")), (450, ("Why", None)), (400, (None, None)), (128, (None, None))],
+)
+def test_a_dead_letter_has_as_much_of_its_cause_as_fits(
+    frame_bytes: int, expected: tuple[str | None, str | None]
+) -> None:
+    headers = {
+        "large": "x" * 200,
+        "x-twinbus-dead-letter-reason": "Old",
+        "x-twinbus-dead-letter-description": "old",
+    }
+    before = b"".join(pika.BasicProperties(headers=headers).encode())
+    copy = dead_letter(before, b"body", "orders", "Why", "because", frame_bytes)
+    (found,) = received(delivery(encoded(copy), copy.body))
+    assert (found.dead_letter_reason, found.dead_letter_error_description) == expected
+    assert found.dead_letter_source == "orders"
 
 
 def test_the_reason_of_a_receiver_replaces_that_of_the_broker() -> None:

@@ -58,6 +58,16 @@ def test_bytes_that_are_no_text_stay_bytes() -> None:
     assert read_properties(encoded) == {"message_id": b"\xff\xfe", "headers": {"a": b"\xff\xfe"}}
 
 
+@given(PROPERTIES, st.integers(0, 3))
+def test_flags_without_a_property_are_ignored_as_rabbitmq_ignores_them(
+    properties: Any, flags: int
+) -> None:
+    plain = b"".join(properties.encode())
+    marked = plain[:1] + bytes((plain[1] | flags,)) + plain[2:]
+    assert read_properties(marked) == read_properties(plain)
+    assert without(marked, (), ()) == without(plain, (), ())
+
+
 def sized(kind: bytes, content: bytes) -> bytes:
     return kind + struct.pack(">L", len(content)) + content
 

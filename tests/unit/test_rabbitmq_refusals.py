@@ -20,6 +20,7 @@ from twinbus.errors import (
     MessagingError,
     QuotaExceededError,
     ServerBusyError,
+    TransientError,
     UnauthorizedError,
 )
 from twinbus.namespace.rabbitmq.refusals import (
@@ -32,7 +33,7 @@ from twinbus.namespace.rabbitmq.refusals import (
     refused,
     unreachable,
 )
-from twinbus.pairing.failures import says_unavailable
+from twinbus.pairing.failures import counts_at_once, says_unavailable
 
 REPLIES = [
     (403, "ACCESS_REFUSED - access to queue 'q' refused", UnauthorizedError, "not accepted"),
@@ -43,6 +44,13 @@ REPLIES = [
         CommunicationError,
         "not accepted",
     ),
+    (
+        404,
+        "NOT_FOUND - queue 'q' in vhost '/' process is stopped by supervisor; its node is down",
+        CommunicationError,
+        "not accepted",
+    ),
+    (404, "NOT_FOUND - no process of queue 'q' in vhost '/'", CommunicationError, "not accepted"),
     (
         405,
         "RESOURCE_LOCKED - cannot obtain exclusive access",
@@ -74,6 +82,7 @@ REPLIES = [
         "not accepted",
     ),
     (406, "PRECONDITION_FAILED - something else", MessagingError, "not accepted"),
+    (200, "Normal shutdown", TransientError, "unknown"),
     (320, "CONNECTION_FORCED - broker forced connection closure", CommunicationError, "unknown"),
     (530, "NOT_ALLOWED - vhost gone not found", EntityNotFoundError, "not accepted"),
     (530, "NOT_ALLOWED - vhost 'v' is down", CommunicationError, "not accepted"),
@@ -167,7 +176,36 @@ def test_our_own_errors_stay_what_they_are() -> None:
 
 
 def test_an_unexpected_failure_is_an_error_of_the_root_kind() -> None:
-    assert type(refusal_of(ValueError("odd"), "orders")) is MessagingError
+    error = refusal_of(ValueError("odd"), "orders")
+    assert type(error) is MessagingError
+    assert error.text.startswith("orders: the RabbitMQ client failed with ValueError('odd'). Check")
+
+
+def test_a_send_to_another_queue_is_tried_again_when_the_client_leaves_a_silent_host() -> None:
+    error = refusal_of(exceptions.ConnectionClosedByClient(200, "Normal shutdown"), "orders")
+    assert error.is_transient
+    assert not counts_at_once(error)
+
+
+def test_a_lost_connection_names_the_queue_and_the_reason_once() -> None:
+    error = refusal_of(exceptions.ChannelWrongStateError("Channel is closing."), "orders")
+    assert error.text.startswith(
+        "orders: the connection to RabbitMQ ended before the reply arrived (Channel is closing). "
+    )
+
+
+def test_a_refused_login_names_the_host_and_the_user() -> None:
+    cause = exceptions.ConnectionClosedByBroker(403, "ACCESS_REFUSED - Login was refused")
+    error = unreachable(exceptions.ProbableAuthenticationError(cause), "host:5672", "app")
+    assert error.text.startswith("host:5672, user 'app': RabbitMQ reports 403 ")
+
+
+def test_a_host_that_does_not_answer_is_reported_in_plain_words() -> None:
+    cause = exceptions.AMQPConnectionError("Timeout while setting up AMQP to <AddressFamily>")
+    assert unreachable(cause, "host:5672").text == (
+        "the broker host:5672 cannot be reached: no answer within 3 s. Start it, or correct the "
+        "Endpoint"
+    )
 
 
 def test_a_broker_that_refuses_connections_is_named_with_the_reason_and_the_next_step() -> None:

@@ -10,17 +10,34 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twinbus.cost.answers import EntityTransfers
 from twinbus.cost.detours import answer
-from twinbus.cost.exchange import Counts
+from twinbus.cost.exchange import Counts, Kind
 from twinbus.cost.facts import Account, Facts, accounts_of, facts_in, ledger_of
 from twinbus.cost.identities import look_up
 from twinbus.cost.pieces import FilePiece, cut
 from twinbus.cost.places import STATUSES, decide, scatter
-from twinbus.ledger import SCHEMAS, LedgerKind
+from twinbus.ledger import (
+    ACCEPTED,
+    BEGUN,
+    DEAD_LETTERED,
+    DELETED,
+    ENDED,
+    ENDINGS,
+    EXISTS,
+    GAP,
+    INVENTORY,
+    MOVED,
+    RESTORED,
+    SCHEMAS,
+    STANDING,
+    LedgerKind,
+)
 
 MINUTE = 60_000_000
 BACKLOG = "contoso/x-servicebus-transfer/0"
@@ -50,12 +67,14 @@ def message(event: str, first: int, at: int, record: int, **row: Any) -> dict[st
     return {"at": at, "event": event, "first": first, "record": record, **given}
 
 
-def transfer(number: int, message_id: str, accepted: int, moved: int) -> dict[str, Any]:
+def transfer(
+    number: int, message_id: str, accepted: int | None, moved: int, path: str = "orders"
+) -> dict[str, Any]:
     return {
         "moved": moved,
         "accepted": accepted,
         "message_id": message_id,
-        "path": "orders",
+        "path": path,
         "queue": BACKLOG,
         "origin": f"{BACKLOG}#1",
         "sequence_number": number,
@@ -204,6 +223,66 @@ def test_a_reconciliation_finds_what_a_model_finds(history: dict[str, Any]) -> N
     assert sum(row.moved for row in found.transfers) == len(history["moved"])
 
 
+PATHS = st.sampled_from(["orders", "Orders", "bills", BACKLOG, f"{BACKLOG}/$DeadLetterQueue", None])
+EVENTS = st.sampled_from(
+    [ACCEPTED, STANDING, INVENTORY, BEGUN, GAP, RESTORED, DELETED, EXISTS, ENDED, *sorted(ENDINGS)]
+)
+
+
+@st.composite
+def odd_rows(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a row of a ledger of messages that need not fit to the others."""
+    first = draw(NUMBERS) + draw(st.sampled_from([0, 2**16 - 6]))
+    return message(
+        draw(EVENTS),
+        first,
+        draw(NUMBERS) * MINUTE,
+        draw(NUMBERS),
+        path=draw(PATHS),
+        number=draw(st.integers(1, 3)),
+        last=first + draw(st.integers(0, 4)),
+        message_id=draw(st.none() | IDS),
+    )
+
+
+@st.composite
+def odd_transfers(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a row of a ledger of transfers that need not fit to the others."""
+    accepted = draw(st.none() | NUMBERS.map(lambda at: at * MINUTE))
+    row = transfer(draw(NUMBERS), draw(IDS), accepted, draw(NUMBERS) * MINUTE)
+    changes = {
+        "path": draw(PATHS),
+        "message_id": draw(st.none() | IDS),
+        "result": draw(st.sampled_from([MOVED, DEAD_LETTERED])),
+    }
+    return row | changes
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(odd_rows(), max_size=20),
+    st.lists(odd_rows(), max_size=20),
+    st.lists(odd_rows(), max_size=5),
+    st.lists(odd_transfers(), max_size=8),
+)
+def test_the_number_of_buckets_changes_nothing_whatever_the_ledgers_state(
+    home: list[dict[str, Any]],
+    away: list[dict[str, Any]],
+    before: list[dict[str, Any]],
+    moved: list[dict[str, Any]],
+) -> None:
+    pieces = [
+        Rows(LedgerKind.MESSAGES, HOME, home),
+        Rows(LedgerKind.MESSAGES, AWAY, away),
+        Rows(LedgerKind.MESSAGES, HOME, before, is_before=True),
+        Rows(LedgerKind.TRANSFERS, SYPHON, moved),
+    ]
+    alone, divided = reconciled(pieces, 1), reconciled(pieces, 3)
+    assert divided.statuses == alone.statuses
+    assert divided.suspects == alone.suspects
+    assert sorted(divided.transfers, key=str) == sorted(alone.transfers, key=str)
+
+
 def test_a_queue_with_almost_all_messages_is_in_all_buckets() -> None:
     count, buckets = 40 * 2**16, 4
     firsts = range(1, count, 2**15)
@@ -225,6 +304,72 @@ def test_a_long_interval_is_counted_in_every_block_and_not_expanded() -> None:
     found = reconciled([Rows(LedgerKind.MESSAGES, HOME, rows)], 3)
     assert found.statuses == {(HOME, "older"): 10**9 - 1, (HOME, "waiting"): 1}
     assert not found.suspects
+
+
+def facts_of(piece: Rows) -> Facts:
+    accounts = accounts_of(facts_in([piece], [Account()]).statements, 1)
+    return Facts.of([facts_in([piece], accounts)], ["home"], accounts)
+
+
+def test_queues_of_the_day_before_are_in_all_buckets() -> None:
+    rows = [message("accepted", 1, MINUTE, 1, number=queue) for queue in range(1, 41)]
+    piece = Rows(LedgerKind.MESSAGES, HOME, rows, is_before=True)
+    read = scatter([piece], facts_of(piece), 4)
+    assert {bucket for bucket, _ in read} == {0, 1, 2, 3}
+
+
+def test_unexplained_messages_of_many_intervals_are_one_table_for_each_bucket() -> None:
+    intervals, buckets = 1000, 3
+    rows = [
+        message("accepted", 1, MINUTE, 1, message_id="first"),
+        *(message("standing", 10 * at, MINUTE, 2, last=10 * at + 2) for at in range(intervals)),
+        message("inventory", 0, MINUTE, 2, path="", number=0),
+    ]
+    piece = Rows(LedgerKind.MESSAGES, HOME, rows)
+    facts = facts_of(piece)
+    read = list(scatter([piece], facts, buckets))
+    decided = [
+        kind for own in shuffled(read, buckets, int) for _, (kind, _) in decide(own, facts, buckets)
+    ]
+    assert decided.count(Kind.SUSPECT) <= buckets
+    found = reconciled([piece], buckets)
+    assert found.statuses == {
+        (HOME, "older"): 1,
+        (HOME, "waiting"): 1,
+        (HOME, "unexplained"): 3 * intervals - 2,
+    }
+    assert len(found.suspects) == 3 * intervals - 2
+
+
+def test_a_destination_whose_only_transfer_was_made_before_to_another_has_no_row() -> None:
+    moved = [
+        transfer(1, "a", MINUTE, 2 * MINUTE),
+        transfer(1, "a", MINUTE, 3 * MINUTE, path="bills"),
+    ]
+    home = [
+        message("accepted", 1, MINUTE, 1, message_id="a"),
+        message("accepted", 1, MINUTE, 2, message_id="direct", path="bills", number=2),
+    ]
+    pieces = [Rows(LedgerKind.MESSAGES, HOME, home), Rows(LedgerKind.TRANSFERS, SYPHON, moved)]
+    assert [(own.path, own.moved) for own in reconciled(pieces, 2).transfers] == [("orders", 1)]
+
+
+def test_transfers_are_counted_if_no_message_has_a_time_of_acceptance() -> None:
+    moved = [transfer(number, f"m{number}", None, number * MINUTE) for number in (1, 2)]
+    [found] = reconciled([Rows(LedgerKind.TRANSFERS, SYPHON, moved)], 2).transfers
+    assert (found.moved, found.delay_max) == (2, None)
+
+
+def test_a_worker_without_memory_does_not_call_a_file_damaged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    monkeypatch.setattr(pq, "ParquetFile", fail)
+    piece = FilePiece(LedgerKind.MESSAGES, 0, is_before=False, path="file", groups=(1,))
+    with pytest.raises(pa.ArrowMemoryError):
+        list(piece.tables(["at"]))
 
 
 def test_files_are_divided_into_tasks_by_their_row_groups() -> None:

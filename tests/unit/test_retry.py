@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.namespaces import embedded
 from tests.unit.properties import replayed_at_length
 from twinbus.client.courier import Courier
 from twinbus.client.factory import MessagingFactory
+from twinbus.client.receiver import MessageReceiver, ReceiveOptions
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import ManualClock, to_us
@@ -31,7 +33,6 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_BACKOFF, MIN_BACKOFF, OPERATION_TIMEOUT, SECOND_US
 from twinbus.message import BrokeredMessage
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.capabilities import EVERY_CAPABILITY
 from twinbus.protocol.commands import AcceptSession, Command, CreateEntity, Peek, Receive, Send
 from twinbus.testing import Fault, FaultyNamespace
@@ -68,7 +69,7 @@ class Trouble:
 @pytest.fixture
 def trouble(tmp_path: Path) -> Iterator[Trouble]:
     clock = ManualClock()
-    with EmbeddedNamespace(tmp_path / "namespace", clock) as inner:
+    with embedded(tmp_path / "namespace", clock) as inner:
         for path in (ORDERS, PAYMENTS):
             inner.ask(CreateEntity(QueueDescription(path=path)))
         inner.ask(CreateEntity(QueueDescription(path=SESSIONS, requires_session=True)))
@@ -444,6 +445,56 @@ def test_a_pipelined_send_refused_with_server_busy_is_tried_again_after_ten_seco
         sender.send(ORDER).result(timeout=10)
     assert trouble.count() == 1
     assert watch.shows >= GATE
+
+
+def fetching_ahead(trouble: Trouble, factory: MessagingFactory) -> MessageReceiver:
+    """Return a receiver that has fetched one message more than it has returned."""
+    for _ in range(4):
+        trouble.namespace.inner.ask(Send(ORDERS, [ORDER]))
+    receiver = factory.create_message_receiver(ORDERS, ReceiveOptions(prefetch_count=1))
+    assert receiver.receive(timedelta(0)) is not None
+    return receiver
+
+
+def test_a_receiver_that_fetches_ahead_waits_after_server_busy(trouble: Trouble) -> None:
+    receiver = fetching_ahead(trouble, trouble.factory())
+    trouble.namespace.inject(Fault.SERVER_BUSY, times=1)
+    watch = Watch(trouble.clock)
+    assert receiver.receive(timedelta(0)) is not None  # the fetch after it is refused
+    assert (trouble.namespace.failed, watch.shows) == (1, timedelta(0))
+    assert receiver.receive(timedelta(0)) is not None
+    assert watch.shows == GATE
+
+
+def test_a_receiver_fetches_nothing_ahead_while_the_gate_is_closed(trouble: Trouble) -> None:
+    factory = trouble.factory()
+    receiver = fetching_ahead(trouble, factory)
+    factory.courier.note(ServerBusyError("wait", scope=ORDERS))
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    assert receiver.receive(timedelta(0)) is not None
+    assert trouble.namespace.failed == 0
+
+
+@pytest.mark.parametrize("tries", [1, 2, 3])
+def test_a_pipelined_send_is_tried_as_often_as_any_other(trouble: Trouble, tries: int) -> None:
+    trouble.namespace.inject(Fault.TRANSIENT)
+    policy = RetryPolicy(max_tries=tries)
+    with trouble.factory(policy).create_message_sender(ORDERS).pipelined() as sender:
+        error: Any = sender.send(ORDER).exception(timeout=10)
+    assert trouble.namespace.failed == tries
+    assert history(error) == [TransientError] * tries
+    assert tries == 1 or f"(tried {tries} times in " in str(error)
+
+
+def test_a_pipelined_send_that_has_no_time_for_a_busy_gate_says_that_it_was_tried(
+    trouble: Trouble,
+) -> None:
+    trouble.namespace.inject(Fault.SERVER_BUSY)
+    policy = RetryPolicy(operation_timeout=timedelta(seconds=5))
+    with trouble.factory(policy).create_message_sender(ORDERS).pipelined() as sender:
+        error = sender.send(ORDER).exception(timeout=10)
+    assert isinstance(error, ServerBusyError)
+    assert "(tried once in 0 s)" in str(error)
 
 
 # -- a life that ends ------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ from uuid import UUID
 import pytest
 
 from twinbus.amqp.conditions import AmqpError
-from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message
+from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol, ULong
 from twinbus.errors import InvalidArgumentError
-from twinbus.message import BrokeredMessage, to_batch, to_messages
+from twinbus.limits import MAX_AMQP_ITEMS
+from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages
 from twinbus.pairing.backlog import diverted, restored
 from twinbus.servicebus.encoding import write_message, write_sent
 from twinbus.servicebus.messages import (
@@ -18,6 +19,7 @@ from twinbus.servicebus.messages import (
     BodyKind,
     check_sections,
     fingerprint,
+    read_delivered,
     read_message,
 )
 
@@ -165,3 +167,29 @@ def test_a_spoilt_header_that_a_log_has_does_not_keep_a_message_from_amqp_receiv
     assert found.properties is not None
     assert found.properties.message_id == "1"
     assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
+
+
+def test_a_section_without_room_for_entries_of_the_broker_is_refused_and_not_delivered() -> None:
+    crowded = encode_section(
+        SectionKind.MESSAGE_ANNOTATIONS,
+        {f"{number:04x}": None for number in range(MAX_AMQP_ITEMS // 2)},
+    )
+    native = BrokeredMessage(b"body", message_id="1")
+    stored = STORED_HEAD.pack(BodyKind.DATA, fingerprint(native)) + crowded
+    with pytest.raises(InvalidArgumentError, match="32768 entries"):
+        check_sections(stored)
+    delivered = replace(native, amqp=stored, sequence_number=1)  # an earlier release stored it
+    found = AmqpMessage(b"".join(write_message(delivered)))
+    assert found.message_annotations == {"x-opt-sequence-number": 1}
+    assert [bytes(data_section) for data_section in found.data_sections] == [b"body"]
+
+
+@pytest.mark.parametrize("state", [99, -1, "deferred", [1], b"", 1.5])
+def test_a_sender_that_writes_a_state_does_not_keep_a_message_from_its_receivers(
+    state: object,
+) -> None:
+    annotations = {Symbol("x-opt-message-state"): state}
+    payload = encode_message({SectionKind.MESSAGE_ANNOTATIONS: annotations, SectionKind.DATA: b"a"})
+    sent = replace(read_message(AmqpMessage(payload)), state=MessageState.ACTIVE)
+    found = read_delivered(b"".join(write_message(sent)))
+    assert (found.body, found.state) == (b"a", MessageState.ACTIVE)

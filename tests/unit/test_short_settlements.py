@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.inside import row_states
+from tests.namespaces import embedded
 from tests.scenarios.site import Site
 from tests.unit.properties import replayed
 from twinbus.broker.accounts.trail import Changes, table_of
@@ -27,7 +28,6 @@ from twinbus.clock import ManualClock
 from twinbus.entities import QueueDescription
 from twinbus.errors import MessageLockLostError
 from twinbus.message import BrokeredMessage
-from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import (
     CreateEntity,
     Disposition,
@@ -194,7 +194,7 @@ class Answered(Request):
 def test_a_completion_is_answered_when_it_is_durable(tmp_path: Path) -> None:
     events: list[str] = []
     storages = Storages(log=WatchedStorage(events.append))
-    with EmbeddedNamespace(tmp_path, ManualClock(), storages, threaded=False) as namespace:
+    with embedded(tmp_path, ManualClock(), storages, threaded=False) as namespace:
         namespace.ask(CreateEntity(QueueDescription(path="orders")))
         namespace.ask(Send("orders", [BrokeredMessage()]))
         tokens = namespace.ask(Receive("orders", 1)).column("lock_token")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.namespaces import embedded
 from tests.unit.properties import replayed
 from twinbus.broker.queue.waiting import Rows, Waiting
 from twinbus.broker.sending.repeats import Repeats
@@ -224,7 +225,7 @@ class Counted(Request):
 
 @pytest.fixture
 def namespace(tmp_path: Path) -> Iterator[EmbeddedNamespace]:
-    with EmbeddedNamespace(tmp_path, ManualClock(), threaded=False) as opened:
+    with embedded(tmp_path, ManualClock(), threaded=False) as opened:
         opened.ask(CreateEntity(QueueDescription(path="orders")))
         yield opened
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.contracts.conftest import World
 from tests.contracts.words import QUEUE, peek, queue, send
+from tests.namespaces import embedded
 from tests.unit.properties import replayed
 from twinbus.broker.accounts.throttle import Thresholds, Throttle, TokenBucket, Usage
 from twinbus.broker.turn.engine import EngineSettings
@@ -23,7 +24,6 @@ from twinbus.limits import (
     SECOND_US,
     SERVER_BUSY_RETRY_S,
 )
-from twinbus.namespace.embedded import EmbeddedNamespace
 
 IDLE = Usage(0, 0, 0)
 
@@ -141,7 +141,7 @@ def test_an_entity_is_throttled_as_one_however_its_path_is_written(tmp_path: Pat
         directory=tmp_path, namespace=NamespaceSettings(thresholds=thresholds)
     )
     clock = ManualClock()
-    with EmbeddedNamespace(settings, clock, threaded=False) as namespace:
+    with embedded(settings, clock, threaded=False) as namespace:
         world = World(namespace, clock)
         queue(world)
         peek(world, "orders")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.namespaces import embedded
 from twinbus.clock import ManualClock
 from twinbus.limits import QUICK_TURN_US, SLOW_TURN_US
 from twinbus.namespace.embedded import EmbeddedNamespace
@@ -68,6 +69,6 @@ def test_the_loop_does_other_work_between_replies_that_take_long(
         loop.call_soon(done.append, "other work")
         await finished
 
-    with EmbeddedNamespace(tmp_path, ManualClock(), threaded=False) as opened:
+    with embedded(tmp_path, ManualClock(), threaded=False) as opened:
         asyncio.run(deliver_two(opened))
     assert done == ["first reply", "other work", "second reply"]

@@ -273,7 +273,7 @@ def test_an_error_of_a_newer_version_is_a_messaging_error() -> None:
 
 
 def test_a_value_that_is_no_command_is_refused_before_it_travels() -> None:
-    with pytest.raises(InvalidArgumentError, match="does not know the command"):
+    with pytest.raises(InvalidArgumentError, match="has no command"):
         encode_ask(1, c.Command())
 
 

@@ -72,7 +72,8 @@ def after(state: EndpointState, saying: Saying) -> EndpointState:
     if found is None:
         assert saying in {Saying.PEER_OPEN, Saying.PEER_CLOSE}, (state, saying)
         raise AmqpError(
-            f"{saying.value} arrived in the state {state.value}",
+            f"received {saying.value} in the state {state.value}; each end opens a connection, "
+            "session or link once, and closes it once after that",
             Condition.ILLEGAL_STATE,
             Scope.CONNECTION,
         )

@@ -187,6 +187,13 @@ class AmqpMessage:
         found: dict[Any, Any] = decoder.decode(self.data, view.value_at)[0]
         return found
 
+    def entries_of(self, kind: SectionKind) -> int:
+        """Return the number of entries of a map section, without decoding them."""
+        view = self._sections.get(kind)
+        if view is None:
+            return 0
+        return decoder.read_extent(self.data[view.value_at], self.data, view.value_at + 1)[2] // 2
+
     def decode_all(self) -> None:
         """Decode every section; raise the error of the first one that is malformed."""
         _ = self.header, self.properties, self.application_properties

@@ -1,9 +1,8 @@
 """The unsettled deliveries of a session, in both directions, and the outcomes still to be sent.
 
 A delivery that we sent is in `sent` until the receiver reports an outcome, then in `reported` until
-either end settles it. So a repeated disposition finds nothing and costs nothing. Equal outcomes of
-consecutive deliveries that we report are combined into one frame, which is written when the next
-bytes leave.
+either end settles it. A repeated disposition therefore has no effect. Equal outcomes of consecutive
+deliveries that we report are combined into one frame, which is written when the next bytes leave.
 """
 
 from collections.abc import Mapping
@@ -76,17 +75,18 @@ class Outcomes:
         self._note_room(had_room=had_room)
 
     def _note_room(self, *, had_room: bool) -> None:
-        """Report that deliveries can be sent again, after the maximum was unsettled."""
+        """Report that deliveries can be sent again, if `max_unsettled` prevented that until now."""
         if not had_room and self.has_room and self._session.may_send:
             self._session.connection.emit(WindowOpened(self._session))
 
     def number_received(self, delivery_id: int) -> int:
-        """Return the number of a delivery that begins to arrive; delivery-ids must increase."""
+        """Return the delivery-id of a new delivery without its wraparound; ids must increase."""
         last = self._last_received
         number = delivery_id if last is None else unwrapped(delivery_id, last)
         if last is not None and number <= last:
             raise AmqpError(
-                f"the delivery-id {delivery_id} does not follow {last & MASK}",
+                f"the delivery-id {delivery_id} is not above {last & MASK}, the previous one of "
+                "the session; delivery-ids must increase",
                 Condition.INVALID_FIELD,
                 Scope.SESSION,
             )

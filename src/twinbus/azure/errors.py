@@ -1,4 +1,4 @@
-"""Errors of Twinbus as the exceptions that code on the SDK catches."""
+"""Translates errors of Twinbus to the exceptions that code written for the SDK catches."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -22,9 +22,9 @@ _TABLE: Final[Mapping[type[e.MessagingError], type[Any]]] = {  # the first match
 
 
 def to_sdk_error(error: e.MessagingError) -> Exception:
-    """Return an error as the SDK would raise it; the error of Twinbus is its cause."""
+    """Return an error as the SDK would raise it; the caller sets the Twinbus error as its cause."""
     if isinstance(error, e.NamespaceClosedError | e.FactoryFaultedError):
-        return ValueError(str(error))  # as the SDK refuses work of a closed handler
+        return ValueError(str(error))  # the SDK raises it for a closed client, too
     for kind, found in _TABLE.items():
         if isinstance(error, kind):
             made: Exception = found(message=error.text)

@@ -24,7 +24,10 @@ from twinbus.limits import CLI_BATCH_MESSAGES, MAX_CLI_COUNT
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @talks_to_namespace
 def purge(settings: Settings, path: str, most: int | None, yes: bool) -> None:
-    """Delete the messages of PATH unread; locked, deferred and scheduled ones stay."""
+    """Delete the messages of PATH without reading them.
+
+    Locked, deferred and scheduled messages stay.
+    """
     if not yes:
         click.confirm(f"Delete the messages of {path}?", abort=True, err=True)
     done = 0

@@ -158,16 +158,16 @@ def send(
             advance(len(chunk))
 
 
-class _Sent:
+class _SentCount:
     """How many messages were sent."""
 
     count = 0
 
 
 @contextmanager
-def _counting(settings: Settings, path: str) -> Iterator[_Sent]:
+def _counting(settings: Settings, path: str) -> Iterator[_SentCount]:
     """Report how many messages were sent, also when an error or Ctrl-C ends a bulk send early."""
-    sent = _Sent()
+    sent = _SentCount()
     is_done = False
     try:
         yield sent
@@ -303,8 +303,8 @@ def receive(
                     receiver.complete(messages)
             if kept:
                 receiver.release(kept)
-    if is_empty and not settings.as_json:
-        click.echo("no messages", err=True)  # as peek does
+        if is_empty:
+            _print([], settings)
 
 
 def _accept_session(

@@ -83,7 +83,8 @@ Examples:
 @click.option(
     "--include-extra-queues",
     is_flag=True,
-    help="Also drain backlog queues beyond that number; only diverted messages leave them.",
+    help="Also drain backlog queues with an index of --backlog-queue-count or above; messages that "
+    "no pairing diverted stay in them.",
 )
 @click.option("--once", is_flag=True, help="Bring the current backlog home, and end.")
 @click.option(
@@ -110,7 +111,8 @@ Examples:
     type=click.IntRange(1, MAX_RANGES_PER_QUEUE),
     default=1,
     show_default=True,
-    help="Split a deep backlog queue; above 1 a client's messages may overtake each other.",
+    help="How many ranges of one backlog queue to move in parallel. Above 1, messages of one "
+    "client may overtake each other.",
 )
 @click.option(
     "--ledger",
@@ -142,7 +144,7 @@ def syphon(
     """Bring diverted messages home: from the backlog queues to their entities on the primary.
 
     Runs until it is interrupted, then finishes its batch. Several syphons may run at once; they
-    share the work. A syphon that is killed at any moment loses no message and doubles none.
+    share the work. A syphon that is killed at any moment loses no message and duplicates none.
     """
     check_spark()
     silence_py4j()
@@ -155,8 +157,8 @@ def syphon(
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)
-        # Other processes may create queues on a server, but not in an embedded namespace.
-        is_shared = ConnectionString.parse(secondary_text).place is Place.SERVER
+        # Other processes may create queues, but not in a directory that this process has opened.
+        is_shared = ConnectionString.parse(secondary_text).place is not Place.EMBEDDED
         if not found.paths and not once and is_shared:
             found = _await_queues(manager, identity, backlog_queue_count)
         extra = tuple(found.extra.values()) if include_extra_queues else ()
@@ -189,7 +191,7 @@ def syphon(
         display.refresh(before_spark)
         with BorrowedSession(master, conf):
             # Until here Ctrl-C ends the command at once; from here on it stops after the batch.
-            signals: list[int] = []  # no Event: a second signal could interrupt its lock
+            signals: list[int] = []  # not an Event: set() in nested handlers would deadlock
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda arrived, _: signals.append(arrived))
             with Syphon(settings, once=once, watch=watch) as running:
@@ -245,7 +247,7 @@ def _watch(
 
 
 def _terminate(*_: object) -> None:
-    """End the command before the syphon runs; the code that starts Spark then kills its JVM."""
+    """Exit on SIGTERM until the syphon runs; the code that starts Spark then kills the JVM."""
     sys.exit(_TERMINATED)
 
 

@@ -28,7 +28,7 @@ from twinbus.client.retry import (
 from twinbus.client.route import Lane, Route, Wait
 from twinbus.client.state import FactoryState, Life
 from twinbus.clock import Clock, SystemClock, to_us
-from twinbus.errors import MessagingError, OperationTimeoutError
+from twinbus.errors import MessagingError, OperationTimeoutError, ServerBusyError
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
@@ -122,24 +122,28 @@ class Courier:
         command: Command[R],
         tries: Tries = _UNLIMITED,
         time_left_us: int | None = None,
+        *,
+        earlier: Sequence[MessagingError] = (),
+        began: int | None = None,
     ) -> R:
         """Return the reply, or raise the last error when the policy is exhausted.
 
         `tries` may end the operation earlier. `time_left_us` replaces the operation timeout when
-        part of the operation is already done.
+        part of the operation is already done: then `earlier` has the errors of the tries so far,
+        and `began` is when the operation began.
         """
         clock = self.clock
-        began = clock.now_us()
+        now = clock.now_us()
+        began = now if began is None else began
         long_poll = getattr(command, "wait", NO_WAIT)  # added to the timeouts
         wait = to_us(long_poll) if long_poll else 0
         span = self.timeout_us + wait if time_left_us is None else time_left_us
-        deadline = began + span
-        history: list[MessagingError] = []
+        deadline = now + span
+        history = [*earlier]
         untried: Any = command
         remainder: Remainder | None = None  # of a send that was accepted in part
         while True:
             self.life.check()
-            now = began
             if history or self._gate.may_be_closed:
                 now = self._pass_gate(_path_of(command), began, deadline, history, tries)
             end = tries.end_at()
@@ -194,6 +198,10 @@ class Courier:
         """Return when the gate opens for an entity; `now` if it is open."""
         return self._gate.check(path, now)[0]
 
+    def busy_error(self, path: str) -> ServerBusyError | None:
+        """Return why nothing may be sent to an entity now; None if the gate is open."""
+        return self._gate.check(path, self.clock.now_us())[1]
+
     def submit(self, command: Command[R]) -> "Future[R]":
         """Send a command without waiting for its reply; it is not retried."""
         return self.namespace.submit(command)
@@ -240,12 +248,15 @@ class Submitted:
         if not is_worth_a_retry(error):
             raise error
         tries.failed(error)
-        left = self.began + courier.timeout_us - courier.clock.now_us()
-        if left <= 0 or tries.end_at() <= courier.clock.now_us():
-            raise error
+        now, began = courier.clock.now_us(), self.began
+        left = began + courier.timeout_us - now
+        if left <= 0 or tries.end_at() <= now or courier.policy.max_tries == 1:
+            raise exhausted([error], (now - began) / SECOND_US) from error
         remainder = Remainder(self.command)
         remainder.note(error)
-        return remainder.send(lambda command: courier.ask(command, tries, left))
+        return remainder.send(
+            lambda command: courier.ask(command, tries, left, earlier=[error], began=began)
+        )
 
 
 class _DirectRoute:

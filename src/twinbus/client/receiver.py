@@ -375,7 +375,10 @@ class _Prefetch:
         return until is not None and moment_us(until) <= self._courier.clock.wall_us()
 
     def _fetch(self) -> None:
-        """Request more messages when at most half are left."""
+        """Request more messages when at most half are left, unless the entity is busy."""
+        now = self._courier.clock.now_us()
+        if self._courier.busy_until(self._receiver.path, now) > now:
+            return
         with self._lock:
             left = sum(batch.num_rows for batch in self._ready)
             if self._pending is None and not self._closed and left * 2 <= self._count:
@@ -389,8 +392,8 @@ class _Prefetch:
         timeout_s = self._courier.policy.operation_timeout.total_seconds()
         try:
             self._ready.append(pending.result(timeout_s))
-        except MessagingError:
-            return  # the next receive gets the same error, and is retried
+        except MessagingError as error:
+            self._courier.note(error)  # the next receive gets the same error, and is retried
         except TimeoutError:
             pending.add_done_callback(self._release_late)
 

@@ -81,8 +81,8 @@ class EntityTransfers:
     delay_p90: float | None
     delay_p99: float | None
     delay_max: float | None
-    reordered: int | None  # messages that arrived late; None: no ledger of the primary
-    behind_p50: int | None  # number of messages that overtook it
+    reordered: int | None  # overtaken by a later message; None: no ledger of the primary
+    behind_p50: int | None  # percentiles: how many later messages overtook a message
     behind_p90: int | None
     behind_p99: int | None
     behind_max: int | None

@@ -45,7 +45,9 @@ def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> TaskFindings:
     for destination, own in itertools.groupby(items, key=lambda item: item[0][0]):
         contents = (item[1] for item in own)
         if destination > SPREAD_KEYS:
-            found.transfers.append(_summary(contents, facts))
+            summary = _summary(contents, facts)
+            if summary is not None:
+                found.transfers.append(summary)
             continue
         for _, content in contents:
             if isinstance(content, Counts):
@@ -58,7 +60,12 @@ def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> TaskFindings:
     return found
 
 
-def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers:
+def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers | None:
+    """Return what the transfers to a destination came to; None if it has none.
+
+    If a transform redirects a message differently after the kill of a worker, the message has two
+    rows, and only the earlier one counts. The destination of the other may have no more transfers.
+    """
     parts: dict[int, list[bytes | Counts]] = {Kind.DELIVERY: [], Kind.DIVERTED: []}
     direct: list[Content] = []
     for item in items:
@@ -67,13 +74,15 @@ def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers:
             break
         parts[item[0]].append(item[1])
     deliveries = tables_of(parts[Kind.DELIVERY], Kind.DELIVERY)
+    if not deliveries.num_rows:
+        return None
     diverted = tables_of(parts[Kind.DIVERTED], Kind.DIVERTED)
     contents = (content for _, content in itertools.chain(direct, items))
     behind = _behind(diverted, contents)
     result = integers(deliveries.column("result"))
     delay = deliveries.column("delay").filter(pa.array(result == HOME)).drop_null()
     delays = np.sort(delay.to_numpy()) / 1e6
-    path = int(integers(deliveries.column("path"))[0])
+    path = int(integers(deliveries.column("path")).min())  # it may have several spellings
     late = np.sort(np.maximum(behind, 0))
     return EntityTransfers(
         None if path < 0 else facts.texts[path],

@@ -271,7 +271,7 @@ class Facts:
     pulled: Sequence[PulledQueue]
     coverage: Mapping[int, Coverage]  # by the code of an entity
     moved_to: frozenset[int]  # codes of paths in lower case, to which messages were moved
-    span: tuple[int, int] | None  # from the first acceptance to the last move of all transfers
+    span: tuple[int, int] | None  # of all transfers: from the first acceptance to the last move
 
     @classmethod
     def of(
@@ -284,7 +284,7 @@ class Facts:
         grouped = pa.concat_tables([aggregate.grouped for aggregate in aggregates])
         moves = pa.concat_tables([aggregate.moves for aggregate in aggregates])
         transitions = transitions_in([aggregate.transitions for aggregate in aggregates])
-        rows = grouped.to_pylist()
+        rows = _aggregated(grouped, _KEYS, GROUPED).to_pylist()  # tasks have queues in common
         paths = {row["path"] for row in rows}
         for name in ("path", "queue"):
             paths |= set(moves.column(name).unique().to_pylist())
@@ -295,7 +295,9 @@ class Facts:
         moved = moves.filter(pc.equal(moves.column("result"), MOVED)).column("path")
         span = None
         if moves.num_rows:
-            span = pc.min(moves.column("accepted")).as_py(), pc.max(moves.column("moved")).as_py()
+            ends = pc.max(moves.column("moved")).as_py()
+            begins = pc.min(moves.column("accepted")).as_py()  # None: no queue has noted it
+            span = ends if begins is None else begins, ends
         return cls(
             ledgers,
             accounts,

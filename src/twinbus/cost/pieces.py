@@ -16,12 +16,19 @@ import pyarrow.parquet as pq
 from twinbus.ledger import SCHEMAS, LedgerKind
 from twinbus.limits import FILE_WEIGHT
 
+CANNOT_OPEN = "FAILED_READ_FILE.CANNOT_OPEN"
+
 
 class LedgerFileError(Exception):
-    """A worker cannot read a ledger file; the text has the words that Spark's JVM uses."""
+    """A worker cannot read a ledger file.
+
+    The text has the form of the errors of Spark's JVM, so that the report recognises both.
+    """
 
     def __init__(self, path: str, cause: Exception) -> None:
-        super().__init__(f"[FAILED_READ_FILE] file://{quote(path)} : {cause}")
+        is_closed = isinstance(cause, FileNotFoundError | PermissionError)
+        condition = CANNOT_OPEN if is_closed else "FAILED_READ_FILE"
+        super().__init__(f"[{condition}] file://{quote(path)} : {cause}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RuntimeError, self.args
@@ -40,7 +47,7 @@ class Piece(Protocol):
 
     @property
     def is_before(self) -> bool:
-        """Whether its rows are of the day before the report."""
+        """Whether its rows are of the day before the first day of the report."""
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield the rows in tables of one row group each."""
@@ -63,7 +70,7 @@ class FilePiece:
 
     @property
     def weight(self) -> int:
-        """The time that it takes to read, in rows."""
+        """The time to read the piece, as the number of rows that take as long."""
         return self.rows + FILE_WEIGHT
 
     def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -77,6 +84,8 @@ class FilePiece:
                 for group, rows in enumerate(self.groups):
                     if rows:
                         yield file.read_row_group(group, [*columns], use_threads=False)
+        except MemoryError:  # also Arrow's: the file is not damaged
+            raise
         except (OSError, ValueError, pa.ArrowException) as error:
             raise LedgerFileError(self.path, error) from error
 

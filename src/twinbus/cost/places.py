@@ -126,9 +126,15 @@ def _divided(pending: dict[Kind, list[pa.Table]], facts: Facts, buckets: int) ->
 
 
 def _path_codes(queues: Int64s, facts: Facts) -> Int64s:
-    """Return the code of the path of each queue, in lower case: rows of a path share buckets."""
+    """Return the code of the path of each queue, in lower case: rows of a path share buckets.
+
+    The path of an earlier log's or day's queue is not known. Such a queue has a code of its own.
+    """
     known, which = _runs(queues)
-    found = [int(facts.lower[facts.codes[facts.queue(key).path]]) for key in known.tolist()]
+    found = [
+        int(facts.lower[facts.codes[path]]) if (path := facts.queue(key).path) else -key - 1
+        for key in known.tolist()
+    ]
     return np.array(found, np.int64)[which]
 
 
@@ -550,8 +556,7 @@ class Bucket:
                 pa.array(self._at[which]),
             )
         for status, counts in ((PRESENT_AGAIN, self._again), (UNEXPLAINED, self._unexplained)):
-            for segment in np.flatnonzero(counts).tolist():
-                keys = self._unaccepted(segment, int(counts[segment]))
+            for keys in self._unaccepted(counts):
                 codes = np.full(len(keys), CODES[status])
                 nothing = pa.nulls(len(keys), pa.string())
                 yield self._suspects(keys, codes, nothing, pa.nulls(len(keys), pa.int64()))
@@ -560,11 +565,23 @@ class Bucket:
     def _ids(self) -> pa.Array:
         return one_chunk(self._rows.column("message_id"))
 
-    def _unaccepted(self, segment: int, count: int) -> Int64s:
-        """Return the last numbers of a segment that were not accepted."""
-        start = int(self._segments.start[segment])
-        keys = np.arange(start, start + int(self._segments.length[segment]))
-        return np.setdiff1d(keys, self._places, assume_unique=True)[-count:]
+    def _unaccepted(self, counts: Int64s) -> Iterator[Int64s]:
+        """Yield the last numbers of each segment that were not accepted, so many of each.
+
+        Numbers of many segments are looked up at once, but not of all: segments may be long.
+        """
+        segments = np.flatnonzero(counts)
+        parts = np.cumsum(self._segments.length[segments]) // REPORT_PARTITION_ROWS
+        for part in np.unique(parts).tolist():
+            own = segments[parts == part]
+            length = self._segments.length[own]
+            keys = np.repeat(self._segments.start[own], length) + _ramps(length)
+            place = np.searchsorted(self._places, keys)
+            is_free = np.ones(len(keys), bool)
+            is_inside = place < len(self._places)
+            is_free[is_inside] = self._places[place[is_inside]] != keys[is_inside]
+            free = np.bincount(np.repeat(np.arange(len(own)), length)[is_free], minlength=len(own))
+            yield keys[is_free][_ramps(free) >= np.repeat(free - counts[own], free)]
 
     def _suspects(
         self, keys: Int64s, statuses: Int64s, ids: pa.Array, accepted: pa.Array

@@ -11,7 +11,7 @@ from datetime import date
 from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from twinbus.cost.stages import Stage, is_billed
 from twinbus.errors import InvalidArgumentError
@@ -21,7 +21,7 @@ from twinbus.values import shown
 _LEAST_SHOWN = Decimal("0.0001")
 _MILLION = 1_000_000
 _GIGABYTE = 2**30
-_SMALLEST = Decimal("0.000001")  # amounts are rounded to this
+_SMALLEST = Decimal("0.000001")  # amounts in tables are rounded to this
 _TEXTS = ("name", "source", "currency")
 _COUNTED_PER = ("account", "namespace")
 
@@ -108,6 +108,14 @@ class MonthlyPrice:
     bytes: int
     bandwidth_price: Decimal
 
+    def rounded(self) -> Self:
+        """Return the row with the digits that a table has."""
+        return replace(
+            self,
+            price=self.price.quantize(_SMALLEST),
+            bandwidth_price=self.bandwidth_price.quantize(_SMALLEST),
+        )
+
 
 def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Iterator[MonthlyPrice]:
     """Yield each stage's share of the price of its month, without the base charge."""
@@ -123,9 +131,9 @@ def priced(months: Mapping[str, Mapping[str, Billed]], sheet: PriceSheet) -> Ite
                 month,
                 stage,
                 billed.operations,
-                share.quantize(_SMALLEST),
+                share,
                 billed.size,
-                sheet.bandwidth_price(billed.size).quantize(_SMALLEST),
+                sheet.bandwidth_price(billed.size),
             )
 
 

@@ -84,8 +84,10 @@ class Reconciliation:
         self._facts = facts = self._read_facts()
         self._has_transfers = bool(surveyed.count(LedgerKind.TRANSFERS))
         rows = surveyed.rows(LedgerKind.MESSAGES, LedgerKind.TRANSFERS)
-        self._results = self._stages(task_count(session, rows))
-        most = max(LOCAL_ROWS // self._results.getNumPartitions(), 1)
+        rows += 0 if before is None else before.rows(LedgerKind.MESSAGES)
+        self.task_count = task_count(session, rows)  # of each stage that decides
+        self._results = self._stages(self.task_count)
+        most = max(LOCAL_ROWS // self.task_count, 1)
         self._answers = self._results.mapPartitions(
             lambda items: [answer(items, facts, most)]
         ).collect()

@@ -39,6 +39,7 @@ from twinbus.cost.answers import (
 )
 from twinbus.cost.operations import OPERATION_COLUMNS, add_up, rows_of, summed
 from twinbus.cost.outages import OUTAGES
+from twinbus.cost.pieces import CANNOT_OPEN
 from twinbus.cost.prices import Billed, PriceSheet, priced
 from twinbus.cost.reconciliation import SUSPECTS, Reconciliation
 from twinbus.cost.sources import pieces_of
@@ -120,7 +121,15 @@ def make_report(
                 ).run()
         except _DamagedFileError as damage:
             tries += 1
-            if tries < REPORT_TRIES and not _location(session, damage.path).exists():
+            is_there = _location(session, damage.path).exists()
+            if is_there and damage.is_out_of_reach:
+                raise MessagingError(
+                    f"{damage.path} exists, but a worker of Spark cannot open it. Every worker "
+                    "must reach the folders of the ledgers at the same paths and may read them. "
+                    "Share the folders, or copy them to a file system that Spark reaches and give "
+                    "its URI"
+                ) from damage
+            if tries < REPORT_TRIES and not is_there:
                 on_progress(
                     f"{damage.path} was merged or deleted meanwhile; the ledgers are read again"
                 )
@@ -135,11 +144,12 @@ def make_report(
 
 
 class _DamagedFileError(Exception):
-    """Spark found a file with a valid footer and damaged content, or a file is gone."""
+    """Spark found a file with a valid footer and damaged content, or cannot open a file."""
 
-    def __init__(self, path: Path | str, why: str) -> None:
+    def __init__(self, path: Path | str, why: str, *, is_out_of_reach: bool) -> None:
         super().__init__(why)
         self.path, self.why = path, why
+        self.is_out_of_reach = is_out_of_reach  # of the worker that has tried to open it
 
 
 def _surveyed(session: SparkSession, settings: ReportSettings) -> Survey:
@@ -175,7 +185,9 @@ def _cause_shown() -> Iterator[None]:
                 "Spark, remove the cause, and run the report again"
             ) from error
         why = "damaged: a part of it cannot be read, or fails its checksum"
-        raise _DamagedFileError(folder_of(unquote(named[0])), why) from error
+        is_out_of_reach = CANNOT_OPEN in str(error)
+        path = folder_of(unquote(named[0]))
+        raise _DamagedFileError(path, why, is_out_of_reach=is_out_of_reach) from error
 
 
 class _ReportJob:
@@ -222,7 +234,7 @@ class _ReportJob:
     # -- operations ----------------------------------------------------------------------------
 
     def _operations(self) -> None:
-        """Add up the metered operations, some tasks at a time: their sums fit into memory."""
+        """Add up the metered operations, in several jobs: the sums of one job fit into memory."""
         sheet, ledgers = self._settings.sheet, self._survey.ledgers
         columns = {LedgerKind.OPERATIONS: OPERATION_COLUMNS}
         metered = pieces_of(self._session, self._survey, columns).mapPartitions(
@@ -262,9 +274,9 @@ class _ReportJob:
         self._money(months)
 
     def _money(self, months: Mapping[str, Mapping[str, Billed]]) -> None:
-        """Price each month in total: its tiers count the operations of all namespaces."""
+        """Price whole months: the tiers of a price sheet count operations of all namespaces."""
         self._report.money = list(priced(months, self._settings.sheet))
-        self._write("money", _table(self._report.money, _MONEY))
+        self._write("money", _table([row.rounded() for row in self._report.money], _MONEY))
 
     # -- outages and transfers -----------------------------------------------------------------
 
@@ -319,7 +331,7 @@ class _ReportJob:
 
 
 def _at_least(rows: int, parts: Iterator[pa.Table]) -> list[pa.Table]:
-    """Return the first parts of a table, with so many rows if there are so many."""
+    """Return the first parts of a table: as many as contain `rows` rows, or all parts."""
     found = [next(parts)]
     while sum(map(len, found)) < rows and (part := next(parts, None)) is not None:
         found.append(part)
@@ -332,7 +344,7 @@ def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
 
 
 def _read_before(folders: Sequence[Location], settings: ReportSettings) -> Survey | None:
-    """Survey the day before the first day, too: its transfers may have been recorded later."""
+    """Survey the day before the first day: its transfers may be recorded on the first day."""
     if settings.since is None:
         return None
     day = settings.since - timedelta(days=1)

@@ -1,7 +1,7 @@
 """Sizes of messages in a batch, and which of them are pings.
 
-The size of a message is defined in the docstring of the package. These functions look at columns,
-never at single messages.
+The size of a message is defined in the docstring of the package. For a batch, these functions look
+at whole columns, never at single messages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,7 +109,7 @@ def ping_rows(columns: Mapping[str, pa.Array]) -> npt.NDArray[np.bool_] | None:
 
 
 def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
-    """Whether all messages are pings. Other fields are not checked."""
+    """Whether there are messages and all are pings, by the content type alone."""
     if isinstance(messages, pa.RecordBatch):
         at = messages.schema.get_field_index("content_type")
         if at < 0 or not messages.num_rows or messages.schema.field(at).type != pa.string():
@@ -120,7 +120,7 @@ def is_ping(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> bool:
 
 
 def has_values(messages: Sequence[BrokeredMessage] | pa.RecordBatch, field_name: str) -> bool:
-    """Whether a message has a value in a field that is a column of the same name."""
+    """Whether any of the messages has a value in a field; a batch has it as a column."""
     if isinstance(messages, pa.RecordBatch):
         return bool(messages.column(field_name).null_count < messages.num_rows)
     return any(getattr(message, field_name) is not None for message in messages)

@@ -153,7 +153,7 @@ class AzureNamespace(Closable):
             raise
         except TimeoutError:
             if job.abandon():
-                raise unanswered(left_s) from None
+                raise unanswered(left_s, command) from None
             return job.future.result()  # type: ignore[no-any-return]
 
     def _send_here(self, command: c.Send, timeout_s: float) -> c.SendReceipt | None:

@@ -203,4 +203,5 @@ def _text_of(error: BaseException) -> str:
     if isinstance(error, core.HttpResponseError) and detail:
         return unescape(detail[1]).strip()
     text = str(getattr(error, "message", "") or error) or type(error).__name__
-    return re.sub(r" (Error condition: \S+|Status Code: \d+)\.?", "", text).strip()
+    text = re.sub(r" (Error condition: \S+|Status Code: \d+)\.?", "", text).strip()
+    return re.sub(r"\bb(['\"])(.*)\1\.?$", r"\2", text)  # the SDK prints the bytes it received

@@ -1,12 +1,17 @@
 """Opens sockets to a Twinbus server: TCP or a socket of the file system, with TLS if it is set.
 
 Only the thread that leads a link (server_link.py) calls this, and it may block until the deadline.
-The socket that it returns does not block.
+All addresses of a host share that time, because each of them may be silent. The resolver of the
+system has timeouts of its own, which may be longer, so a name is looked up in another thread. The
+socket that is returned does not block.
 """
 
 import socket
 import ssl
+import threading
 import time
+from concurrent.futures import Future
+from typing import Any
 
 from twinbus.connection import ConnectionString
 from twinbus.errors import CommunicationError, InvalidArgumentError
@@ -22,13 +27,13 @@ def now_us() -> int:
 def opened_socket(connection: ConnectionString, deadline: int) -> socket.socket:
     """Return a connected socket; raise if the deadline passes before it is connected."""
     now = now_us()
-    left_s = min((deadline - now) / SECOND_US, CONNECT_TIMEOUT_S)
-    if left_s <= 0:
-        raise unanswered(0)
+    peer = f"the server at {connection.address}"
+    if deadline <= now:
+        raise unanswered(0, peer=peer)
     try:
-        connected = _reach(connection, left_s)
+        connected = _reach(connection, min(deadline, now + int(CONNECT_TIMEOUT_S * SECOND_US)))
     except TimeoutError:
-        raise unanswered((now_us() - now) / SECOND_US) from None
+        raise unanswered((now_us() - now) / SECOND_US, peer=peer) from None
     try:
         if connection.socket is None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -43,19 +48,64 @@ def opened_socket(connection: ConnectionString, deadline: int) -> socket.socket:
     return connected
 
 
-def _reach(connection: ConnectionString, timeout_s: float) -> socket.socket:
-    """Return a socket connected to the server."""
-    if connection.socket is None:
-        where = (connection.host, connection.port)
-        return socket.create_connection(where, timeout=timeout_s)
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _reach(connection: ConnectionString, deadline: int) -> socket.socket:
+    """Return a socket connected to the first address of the server that answers."""
+    if connection.socket is not None:
+        return _connected(socket.AF_UNIX, str(connection.socket), _left_s(deadline))
+    addresses = _addresses(connection.host, connection.port, deadline)
+    last: OSError | None = None
+    for tried, (family, where) in enumerate(addresses):
+        try:
+            return _connected(family, where, _left_s(deadline) / (len(addresses) - tried))
+        except OSError as error:
+            last = error
+    raise last or OSError(f"the host name {connection.host} has no address")
+
+
+def _connected(family: int, where: Any, timeout_s: float) -> socket.socket:
+    """Return a socket connected to one address."""
+    connected = socket.socket(family, socket.SOCK_STREAM)
     try:
         connected.settimeout(timeout_s)
-        connected.connect(str(connection.socket))
+        connected.connect(where)
     except BaseException:
         connected.close()
         raise
     return connected
+
+
+def _addresses(host: str, port: int, deadline: int) -> list[tuple[int, Any]]:
+    """Return family and address of a host, as often as it has one; raise at the deadline."""
+    try:
+        return _resolved(host, port, socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        pass  # a name: only the resolver knows its addresses
+    except UnicodeError as error:
+        raise InvalidArgumentError(
+            f"The host name {host:.80} is not valid: {error}. Correct the Endpoint."
+        ) from error
+    found: Future[list[tuple[int, Any]]] = Future()
+
+    def resolve() -> None:
+        try:
+            found.set_result(_resolved(host, port))
+        except BaseException as error:  # noqa: BLE001 - raised to the caller
+            found.set_exception(error)
+
+    try:
+        threading.Thread(target=resolve, name=f"twinbus-resolve-{host}", daemon=True).start()
+    except RuntimeError:  # the interpreter ends, or the process has too many threads
+        resolve()
+    return found.result(_left_s(deadline))
+
+
+def _resolved(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return [(family, where) for family, _, _, _, where in found]
+
+
+def _left_s(deadline: int) -> float:
+    return max(deadline - now_us(), 1000) / SECOND_US
 
 
 def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SSLSocket:

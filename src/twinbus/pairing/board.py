@@ -64,7 +64,7 @@ class BacklogQueueStatus:
 
 
 @dataclass(slots=True)
-class _Entity:
+class _PairedEntity:
     path: str
     health: Health
     cause: MessagingError | None = None  # the last failure
@@ -134,7 +134,9 @@ class Board:
         self._clock = clock
         self._announcer = announcer
         self._lock = threading.Lock()
-        self._entities: dict[str, _Entity] = {}  # by path in lower case; entities that failed once
+        self._entities: dict[
+            str, _PairedEntity
+        ] = {}  # by path in lower case; entities that failed once
         self._rotation = Rotation([], timing.ping_us)
         self.cause_of_last_pull: MessagingError | None = None
         self.signs: Counter[tuple[HealthState, Sign]] = Counter()  # recorded, by state
@@ -189,7 +191,7 @@ class Board:
     def failed(self, path: str, error: MessagingError) -> bool:
         """Record a failure that counts; return whether sends are diverted now."""
         with self._lock:
-            entity = self._entities.setdefault(path.lower(), _Entity(path, _UNKNOWN))
+            entity = self._entities.setdefault(path.lower(), _PairedEntity(path, _UNKNOWN))
             entity.cause = _without_frames(error)
         return self._apply(path, Sign.FAILURE).diverts
 
@@ -215,7 +217,7 @@ class Board:
         self._announcer.deliver()
         return state
 
-    def _step(self, entity: _Entity, sign: Sign | None, now: int) -> HealthState:
+    def _step(self, entity: _PairedEntity, sign: Sign | None, now: int) -> HealthState:
         """Apply a sign, or only the current time, to an entity. The caller must hold the lock."""
         before = entity.health
         if (
@@ -243,7 +245,9 @@ class Board:
         """Return the wall time of a moment."""
         return stamp_of(self._clock, moment)
 
-    def _note_change(self, entity: _Entity, before: Health, sign: Sign | None, now: int) -> None:
+    def _note_change(
+        self, entity: _PairedEntity, before: Health, sign: Sign | None, now: int
+    ) -> None:
         after = entity.health.state
         if after is before.state:
             return
@@ -269,7 +273,7 @@ class Board:
             since = self._stamp(entity.failed_over_at)
             self._announcer.post(Returned(at, entity.path, by, count, since))
 
-    def _note_wait(self, entity: _Entity, cause: str, now: int) -> None:
+    def _note_wait(self, entity: _PairedEntity, cause: str, now: int) -> None:
         """Post what the return of an entity waits for, unless the last event had that cause."""
         if entity.waits_for != cause and entity.diversions is not None:
             entity.waits_for = cause
@@ -282,7 +286,7 @@ class Board:
         with self._lock:
             return [self._status(entity) for entity in self._entities.values()]
 
-    def _status(self, entity: _Entity) -> PathStatus:
+    def _status(self, entity: _PairedEntity) -> PathStatus:
         health = entity.health
         is_failed_over = health.state is HealthState.FAILED_OVER
         return PathStatus(
@@ -402,7 +406,12 @@ class Board:
         self._announcer.deliver()
 
     def _apply_look(
-        self, entity: _Entity, diversions: Diversions, look: Look, result: LookResult, now: int
+        self,
+        entity: _PairedEntity,
+        diversions: Diversions,
+        look: Look,
+        result: LookResult,
+        now: int,
     ) -> None:
         is_switching = entity.health.state is HealthState.SWITCHING
         is_stuck = (
@@ -479,7 +488,7 @@ class Board:
             return min(dues)
 
 
-def _is_looking(entity: _Entity) -> bool:
+def _is_looking(entity: _PairedEntity) -> bool:
     return entity.health.state in (HealthState.RETURNING, HealthState.SWITCHING)
 
 

@@ -41,6 +41,10 @@ class HomeWatch:
                 self._board.looked(look, result_of_look(reply, look, wall_us))
         for look in self._board.due_looks(now):
             queue = self._board.queues[look.queue]
+            busy = self._secondary.busy_error(queue)
+            if busy is not None:
+                self._board.looked(look, busy)
+                continue
             reply_of = self._secondary.submit(Peek(queue, look.first, LOOK_MESSAGES, LOOK_BYTES))
             reply_of.add_done_callback(partial(self._end, look))
 

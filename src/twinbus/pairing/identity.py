@@ -127,9 +127,12 @@ class PrimaryIdentity:
 
 
 def places_of(address: str) -> frozenset[str]:
-    """Return each host of a RabbitMQ cluster with its virtual host; else the address alone."""
-    hosts, slash, virtual_host = address.lower().partition("/")
-    return frozenset(f"{host}{slash}{virtual_host}" for host in hosts.split(","))
+    """Return each host of a RabbitMQ cluster with its virtual host; else the address alone.
+
+    Host names are case-insensitive. Directories, sockets and virtual hosts are not.
+    """
+    hosts, slash, rest = address.partition("/")
+    return frozenset(f"{host}{slash}{rest}" for host in hosts.lower().split(","))
 
 
 def _encoded(parts: Mapping[str, str]) -> str:

@@ -428,7 +428,8 @@ E = TypeVar("E", bound=MessagingError)
 def _about_secondary(secondary: MessagingFactory, error: E) -> E:
     """Return an error that says which of the two namespaces it is about."""
     where = " ".join(part for part in (secondary.name, secondary.address) if part)
-    named = type(error)(f"the secondary namespace {where}: {error.text}", **error.facts)
+    subject = f"the secondary namespace {where}" if where else "the secondary namespace"
+    named = type(error)(f"{subject}: {error.text}", **error.facts)
     named.facts = {**error.facts, "namespace": "secondary"}
     return named
 

@@ -4,8 +4,8 @@ The driver (namespace/server_link.py, or a simulation) passes in requests and th
 read, writes the bytes that `take_outgoing` returns, calls `tick` at the time `next_event`, and
 delivers the outcomes. `now` is in microseconds and never decreases.
 
-    A request ends with the reply of its number, at its deadline, or with the connection, whichever
-    comes first: it never stays pending.
+    A request ends with the reply that has its number, at its deadline, or with the connection,
+    whichever comes first. So no request stays pending for ever.
     A request that timed out is withdrawn at the server. If its reply arrives anyway, the locks in
     it are released.
     A server that is silent while a request waits is pinged; without an answer, the connection ends.
@@ -165,13 +165,13 @@ class ClientConversation:
     def _pending_request(self, number: Any) -> _Pending:
         pending = self._pending.get(number)
         if pending is None:
-            raise InvalidArgumentError(f"request {number!r:.20} is not pending")
+            raise InvalidArgumentError(f"it answered request {number!r:.20}, which is not pending")
         return pending
 
     def _answered(
         self, number: int, pending: _Pending, reply: Any, outcomes: list[Outcome], now: int
     ) -> None:
-        """Process a reply; an invalid reply ends the conversation, and its request with it."""
+        """Process a decoded reply; if decoding raises, `receive` ends the conversation instead."""
         del self._pending[number]
         if not self._pending:
             self._deadlines.clear()
@@ -205,11 +205,11 @@ class ClientConversation:
             pending = self._pending.get(number)
             if pending is None or pending.request is None:
                 continue
-            error = unanswered((now - pending.asked_at) / SECOND_US)
-            outcomes.append(Outcome(pending.request, error))
+            waited_s = (now - pending.asked_at) / SECOND_US
+            outcomes.append(Outcome(pending.request, unanswered(waited_s, pending.command)))
             self.give_up(number)
             if self.received_at <= pending.asked_at:  # no bytes arrived since the request
-                return outcomes + self.end(error)
+                return outcomes + self.end(unanswered(waited_s))
         return outcomes + self._check_silence(now)
 
     def _check_silence(self, now: int) -> list[Outcome]:

@@ -29,11 +29,12 @@ class Remainder:
 
     def __init__(self, command: Send) -> None:
         self.command = command  # sends the messages that are left
-        self._rows: Sequence[int] = range(len(command.messages))  # of these in the whole send
+        # The rows of these messages in the whole send.
+        self._rows: Sequence[int] = range(len(command.messages))
         self._numbers: dict[int, int] = {}  # of accepted messages, by row of the whole send
 
     def note(self, error: MessagingError) -> None:
-        """Remove the rows that a failed try has accepted; let the error name those of all tries."""
+        """Remove the rows accepted in a failed try; put those of all tries into the error."""
         accepted = accepted_in(error)
         if accepted:
             self._numbers |= {self._rows[at]: number for at, number in accepted.items()}
@@ -52,7 +53,7 @@ class Remainder:
             raise
 
     def receipt(self, receipt: SendReceipt) -> SendReceipt:
-        """Return the receipt of the whole send, given that of the messages that were left."""
+        """Return the receipt of the whole send, from that of the messages that were left."""
         if not self._numbers:
             return receipt
         numbers = self._numbers | dict(zip(self._rows, receipt.sequence_numbers, strict=True))

@@ -60,7 +60,7 @@ class BlockingRequest(Request):
     def result(self, timeout_s: float | None = None) -> Any:
         """Wait for the reply; return it, or raise the error."""
         if not self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            raise unanswered(timeout_s or 0)
+            raise unanswered(timeout_s or 0, self.command)
         if self._error is not None:
             raise self._error.with_traceback(None)  # other callers may raise the same error
         return self._value
@@ -113,9 +113,22 @@ def complete_all(answered: "deque[FutureRequest]") -> None:
         request.complete()
 
 
-def unanswered(seconds: float) -> OperationTimeoutError:
-    """Return the error of a request without a reply in time."""
+def unanswered(
+    seconds: float, command: Command[Any] | None = None, *, peer: str = ""
+) -> OperationTimeoutError:
+    """Return the error of a request without a reply in time; name what is known about it."""
+    asked = "" if command is None else f" to {type(command).__name__}{_target_of(command)}"
+    source = f" from {peer}" if peer else ""
     return OperationTimeoutError(
-        f"no reply within {seconds:.3g} s, so the command may or may not have been carried out. "
-        "Check its effect before you repeat it"
+        f"no reply{asked}{source} within {seconds:.3g} s, so the command may or may not have been "
+        "carried out. Check its effect before you repeat it"
     )
+
+
+def _target_of(command: Command[Any]) -> str:
+    """Return which entity a command is for; an empty text if it names none."""
+    for named in (command, getattr(command, "description", None)):
+        path = getattr(named, "path", None)
+        if isinstance(path, str):
+            return f" for {path}"
+    return ""

@@ -1,7 +1,7 @@
 """All facts about each command, in one table.
 
-A new command needs a row here, a dataclass in `commands` and a handler in the broker. The door
-uses the claim, the meter uses the kind, the writer uses `changes_directory` and `work`, connections
+A new command needs a row here, a dataclass in `commands` and a handler in the broker. Access checks
+use the claim, the meter uses the kind, the writer uses `changes_directory` and `work`, connections
 use `may_wait` and `undo`, the wire uses the codec, the namespace uses the handler, and namespaces
 on other engines use `needs`.
 """
@@ -59,7 +59,7 @@ class CommandRow:
     may_wait: bool = False  # may wait at a queue for its reply
     fetches: bool = False  # its reply contains messages
     changes_directory: bool = False  # gets a separate turn
-    work: int = 1  # of a turn, in ordinary commands; see also `work_of` and `work_of_load`
+    work: int = 1  # how many ordinary commands it counts as; see `work_of`, `work_of_load`
     undo: Undo | None = None  # returns the command that releases the locks in its reply
     codec: Codec = Codec.FIELDS
     needs: Capability | None = None  # the capability that the namespace must have
@@ -183,7 +183,10 @@ def row_of(command: c.Command[Any]) -> CommandRow:
 
 def unknown_command(command: object) -> InvalidArgumentError:
     """Return the error for something that is not in the table."""
-    return InvalidArgumentError(f"a namespace does not know the command {shown(command)}")
+    return InvalidArgumentError(
+        f"a namespace has no command {shown(command)}. Use a class of twinbus.protocol.commands; "
+        "if a newer client sent the command, update the server"
+    )
 
 
 def check_supported(
@@ -225,7 +228,7 @@ def _size_of_message(message: BrokeredMessage) -> int:
 
 
 def work_of(command: c.Command[Any]) -> int:
-    """Return the work of a command that is known before it is executed, in ordinary commands."""
+    """Return how many ordinary commands a command counts as, before it is executed."""
     if type(command) is c.Send:
         return 1 + len(command.messages) // WORK_MESSAGES
     return _WORK.get(type(command), 1)

@@ -1,11 +1,19 @@
-"""The native door: moves bytes between the socket of a Twinbus client and its conversation."""
+"""The native door: moves bytes between the socket of a Twinbus client and its conversation.
 
-from collections.abc import Iterable, Sequence
+Sends may contain AMQP sections, which are decoded to check them. That can take a second for each
+megabyte, so the sections of a large send are checked in several callbacks of the loop. The later
+requests of its connection wait meanwhile, so that they stay in order.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from twinbus.errors import MessagingError
+from twinbus.limits import CHECKED_SECTION_BYTES
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Send
 from twinbus.protocol.requests import Request
@@ -21,7 +29,7 @@ if TYPE_CHECKING:
 class NativeConnection(ClientConnection):
     """A client that speaks the native protocol."""
 
-    __slots__ = ("_hangs_up", "_reads_frame", "conversation")
+    __slots__ = ("_hangs_up", "_is_checking", "_reads_frame", "_unchecked", "conversation")
 
     def __init__(
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
@@ -29,6 +37,8 @@ class NativeConnection(ClientConnection):
         super().__init__(door, address, refusal=refusal)
         self._hangs_up = False  # close the connection when everything is written
         self._reads_frame = False  # the loop reads into the buffer of a large frame
+        self._unchecked: deque[Request] = deque()  # requests that wait for the check of the first
+        self._is_checking = False  # a callback of the loop continues the check
         self.conversation = ServerConversation(self, self._deliver, door.namespace.id, now_us())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
@@ -78,11 +88,46 @@ class NativeConnection(ClientConnection):
     def _apply(self, events: list[Event], *, may_turn: bool = False) -> None:
         for event in events:
             if isinstance(event, Arrived):
-                requests = [request for request in event.requests if not _is_refused(request)]
+                requests = [request for request in event.requests if self._is_ready(request)]
                 if requests:
                     self._door.turns.add(requests, may_turn=may_turn)
             else:
+                for request in event.requests if self._unchecked else ():
+                    if request in self._unchecked:
+                        self._unchecked.remove(request)
                 self._door.turns.withdraw(event.requests)
+
+    def _is_ready(self, request: Request) -> bool:
+        """Return whether a request can be executed now; otherwise it is refused, or waits."""
+        if not self._unchecked and _section_bytes(request) <= CHECKED_SECTION_BYTES:
+            return not _is_refused(request, self._door.namespace.max_message_bytes)
+        self._unchecked.append(request)
+        if not self._is_checking:
+            self._is_checking = True
+            self._check_later(request, iter(_stored_sections(request.command)))
+        return False
+
+    def _check_later(self, request: Request, left: Iterator[object]) -> None:
+        asyncio.get_running_loop().call_soon(self._check_on, request, left)
+
+    def _check_on(self, request: Request, left: Iterator[object]) -> None:
+        """Check some more sections of the first request that waits; go on in another callback."""
+        if self._unchecked and self._unchecked[0] is request:  # otherwise it was withdrawn
+            try:
+                if not _check_some(left, self._door.namespace.max_message_bytes):
+                    self._check_later(request, left)
+                    return
+                self._door.turns.add([request])
+            except MessagingError as error:
+                request.fail(error)
+            self._unchecked.popleft()
+        if self._unchecked:
+            following = self._unchecked[0]
+            self._check_later(following, iter(_stored_sections(following.command)))
+        else:
+            self._is_checking = False
+        if self.conversation.needs_flush:
+            self.flush()
 
     def _answer(self, request: ServerRequest, value: Any) -> None:
         door = self._door
@@ -146,23 +191,60 @@ class NativeConnection(ClientConnection):
         return self.conversation.phase is Phase.ENDED
 
 
-def _is_refused(request: Request) -> bool:
+def _is_refused(request: Request, most: int) -> bool:
     """Refuse a send of messages that no Service Bus client could decode, and return True."""
-    command = request.command
-    if type(command) is not Send:
-        return False
     try:
-        for stored in _stored_sections(command.messages):
-            if type(stored) is bytes:  # the broker refuses columns of another type
-                check_sections(stored)
+        for stored in _stored_sections(request.command):
+            _check(stored, most)
     except MessagingError as error:
         request.fail(error)
         return True
     return False
 
 
-def _stored_sections(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> Iterable[object]:
-    """Return the field `amqp` of each message."""
+def _check_some(left: Iterator[object], most: int) -> bool:
+    """Check the next sections up to a number of bytes; return whether all are checked."""
+    size = 0
+    for stored in left:
+        size += _check(stored, most)
+        if size > CHECKED_SECTION_BYTES:
+            return False
+    return True
+
+
+def _check(stored: object, most: int) -> int:
+    """Check the sections of a message; return the size of what was decoded.
+
+    Sections of more than `most` bytes are not decoded, which would take up to 60 times their size:
+    the broker refuses the message because it is too large.
+    """
+    if type(stored) is not bytes:  # the broker refuses columns of another type
+        return 0
+    if len(stored) > most:
+        return 0
+    check_sections(stored)
+    return len(stored)
+
+
+def _section_bytes(request: Request) -> int:
+    """Return the size of the AMQP sections of a send."""
+    command = request.command
+    if type(command) is not Send:
+        return 0
+    messages = command.messages
+    if not isinstance(messages, pa.RecordBatch):
+        return sum([len(message.amqp) for message in messages if message.amqp is not None])
+    at = messages.schema.get_field_index("amqp")
+    if at < 0 or messages.column(at).null_count == len(messages):
+        return 0
+    return int(messages.column(at).nbytes)
+
+
+def _stored_sections(command: object) -> Iterable[object]:
+    """Return the field `amqp` of each message of a send."""
+    if type(command) is not Send:
+        return ()
+    messages: Sequence[BrokeredMessage] | pa.RecordBatch = command.messages
     if not isinstance(messages, pa.RecordBatch):
         return [message.amqp for message in messages]
     at = messages.schema.get_field_index("amqp")

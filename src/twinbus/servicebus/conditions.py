@@ -1,7 +1,8 @@
 """How errors are reported to SDKs of Service Bus: a condition on links, a status on requests.
 
-An SDK decides by the condition which exception it raises and whether it retries. Every error has
-all three fields, because some SDKs wait for ever when one is missing.
+An SDK decides by the condition which exception it raises and whether it retries. Every error on a
+link has a condition, a description and an info field, because some SDKs wait for ever when one is
+missing.
 """
 
 from collections.abc import Iterable
@@ -87,7 +88,7 @@ def condition_of(error: MessagingError) -> ErrorCondition:
 
 
 def no_modification(names: Iterable[object]) -> AmqpError:
-    """Return the error for properties that a settlement should change."""
+    """Return the error for a settlement that asks to change properties of its message."""
     shown = ", ".join(sorted(map(str, names)))
     return AmqpError(
         f"a settlement cannot change properties of the message: {shown:.200}. Settle it without "

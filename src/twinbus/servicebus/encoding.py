@@ -30,6 +30,7 @@ from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp
 from twinbus.clock import MICROSECOND, moment_us
+from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, MessageState, PropertyValue
 from twinbus.servicebus.messages import (
     DATETIME_OFFSET,
@@ -54,13 +55,14 @@ def write_message(
     """Return a delivered message in pieces, with the broker's annotations.
 
     Without `is_locked` they do not mention the lock: the message is deleted when it is written.
+    Raise a MessagingError if AMQP cannot express the message.
     """
     try:
         plain = _write_plain(message) if is_locked and not is_browsed else None
         if plain is not None:
             return plain
         return _write_any(message, is_browsed=is_browsed, is_locked=is_locked)
-    except AmqpError:  # sections that another program stored; they must not stop all receivers
+    except (AmqpError, InvalidArgumentError):  # the broker cannot read or extend its sections
         native = replace(message, amqp=None)
         return _write_any(native, is_browsed=is_browsed, is_locked=is_locked)
 

@@ -88,21 +88,21 @@ def _target(_: str, text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class _TextForm:
     """How a value is read from and written as text."""
 
     read: Callable[[str, str], Any]
     write: Callable[[Any], object] = str
 
 
-_BOOLEAN: Final = _Kind(read_boolean, lambda value: str(value).lower())
-_INTEGER: Final = _Kind(_integer)
-_SPAN: Final = _Kind(_span, format_iso_span)
-_STATUS: Final = _Kind(_status, lambda value: _STATUSES[value])
-_TARGET: Final = _Kind(_target)
-_TEXT: Final = _Kind(lambda _, text: text)
+_BOOLEAN: Final = _TextForm(read_boolean, lambda value: str(value).lower())
+_INTEGER: Final = _TextForm(_integer)
+_SPAN: Final = _TextForm(_span, format_iso_span)
+_STATUS: Final = _TextForm(_status, lambda value: _STATUSES[value])
+_TARGET: Final = _TextForm(_target)
+_TEXT: Final = _TextForm(lambda _, text: text)
 
-_SETTINGS: Final[Mapping[str, tuple[str, _Kind]]] = {  # by element: the setting and its kind
+_SETTINGS: Final[Mapping[str, tuple[str, _TextForm]]] = {  # by element: the setting and its kind
     "LockDuration": ("lock_duration", _SPAN),
     "MaxSizeInMegabytes": ("max_size_in_megabytes", _INTEGER),
     "RequiresDuplicateDetection": ("requires_duplicate_detection", _BOOLEAN),

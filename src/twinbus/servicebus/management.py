@@ -86,7 +86,12 @@ class ManagementNode(RequestNode):
         if isinstance(value, MessagingError):
             self.answer(request, failed(value))
             return
-        answer = operation.answer(body, value)
+        try:
+            answer = operation.answer(body, value)
+        except MessagingError as error:  # AMQP cannot express one of the messages
+            self.answer(request, failed(error))
+            self._work.give_back(command, value)
+            return
         first = operation.before_answer(self, body, value)
         if first is not None and self.fits(request, answer):
             self._work.ask(self.path, first, partial(self._answer_after, request, answer))

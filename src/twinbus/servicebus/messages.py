@@ -27,14 +27,14 @@ from uuid import UUID, uuid4
 import msgspec
 import xxhash
 
-from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.conditions import AmqpError, Condition
 from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Symbol, Timestamp
 from twinbus.clock import from_us
 from twinbus.errors import InvalidArgumentError
-from twinbus.limits import NEVER_US
+from twinbus.limits import MAX_AMQP_ENTRIES, NEVER_US
 from twinbus.message import (
     APPLICATION_FIELDS,
     BrokeredMessage,
@@ -53,6 +53,11 @@ OTHER_SECTIONS: Final = (  # all except those of the body
     SectionKind.PROPERTIES,
     SectionKind.APPLICATION_PROPERTIES,
     SectionKind.FOOTER,
+)
+_EXTENDED: Final = (  # sections to which the broker adds entries
+    SectionKind.DELIVERY_ANNOTATIONS,
+    SectionKind.MESSAGE_ANNOTATIONS,
+    SectionKind.APPLICATION_PROPERTIES,
 )
 TIMESPAN: Final = Symbol("com.microsoft:timespan")  # in ticks of 100 ns, as .NET sends it
 DATETIME_OFFSET: Final = Symbol("com.microsoft:datetime-offset")  # in .NET ticks
@@ -131,9 +136,11 @@ def _read_plain(payload: Buffer) -> BrokeredMessage | None:
 def read_message(message: AmqpMessage) -> BrokeredMessage:
     """Return an AMQP message as a native message that keeps its sections.
 
-    Raise AmqpError if a section cannot be decoded: no receiver could read it.
+    Raise AmqpError if a section cannot be decoded, or has no room for what the broker adds: no
+    receiver could get the message.
     """
     _ = message.delivery_annotations, message.footer  # a check: only this line decodes them
+    _check_room(message)
     properties = message.properties or Properties()
     annotations = message.message_annotations or {}
     kind, body = _read_body(message)
@@ -261,12 +268,26 @@ def fingerprint(message: BrokeredMessage) -> bytes:
     return xxhash.xxh3_64_digest(_encode(fields))
 
 
+def _check_room(message: AmqpMessage) -> None:
+    """Refuse sections to which the broker cannot add its own entries when it delivers them."""
+    for kind in _EXTENDED:
+        count = message.entries_of(kind)
+        if count > MAX_AMQP_ENTRIES:
+            raise AmqpError(
+                f"the section {kind.name} has {count} entries; at most {MAX_AMQP_ENTRIES} are "
+                "allowed",
+                Condition.RESOURCE_LIMIT_EXCEEDED,
+            )
+
+
 def check_sections(stored: bytes) -> None:
-    """Raise an error if sections that a native client sends in `amqp` cannot be decoded."""
+    """Raise an error if sections that a native client sends in `amqp` cannot be delivered."""
     try:
         number, _ = STORED_HEAD.unpack_from(stored)
         BodyKind(number)
-        AmqpMessage(stored[STORED_HEAD.size :]).decode_all()
+        message = AmqpMessage(stored[STORED_HEAD.size :])
+        message.decode_all()
+        _check_room(message)
     except (struct.error, ValueError, AmqpError) as error:
         raise InvalidArgumentError(
             f"the field amqp of the message cannot be decoded: {error}. Send the message without it"
@@ -288,6 +309,7 @@ _ADDED: Final = frozenset(  # annotations that the broker adds to a delivery
 )
 _DEATH: Final = ("DeadLetterReason", "DeadLetterErrorDescription")
 _NATIVE_ANNOTATIONS: Final = frozenset((PARTITION_KEY, SCHEDULED))
+_STATES: Final = tuple(MessageState)
 _NOT_NATIVE: Final = (  # properties without a native field
     "user_id",
     "content_encoding",
@@ -331,7 +353,7 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
         expires_at_utc=None if enqueued is None or life is None else enqueued + life,
         delivery_count=int(header.delivery_count or 0),
         locked_until_utc=moment_of(annotations.get("x-opt-locked-until")),
-        state=MessageState(int(annotations.get("x-opt-message-state") or 0)),
+        state=_state_of(annotations.get("x-opt-message-state")),
         dead_letter_reason=death[0],
         dead_letter_error_description=death[1],
         dead_letter_source=text_of(annotations.get("x-opt-deadletter-source")),
@@ -340,6 +362,11 @@ def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage
 
 def _integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int) else None
+
+
+def _state_of(value: Any) -> MessageState:
+    """Return a state; a sender may have written anything there, which the broker passes on."""
+    return MessageState(value) if value in _STATES else MessageState.ACTIVE
 
 
 def _as_sent(

@@ -38,6 +38,7 @@ from twinbus.amqp.performatives import (
     TransactionalState,
 )
 from twinbus.amqp.sender_link import SenderLink
+from twinbus.entities import DEAD_LETTER_SUFFIX
 from twinbus.errors import (
     InvalidArgumentError,
     MessageLockLostError,
@@ -68,6 +69,7 @@ from twinbus.servicebus.work import LinkRequest, Work
 
 NO_WAIT: Final = timedelta(0)
 _DEAD_LETTER: Final = "DeadLetterReason", "DeadLetterErrorDescription"
+_CANNOT_BE_ENCODED: Final = "CannotBeEncoded"  # the dead-letter reason
 
 
 class Receiving:
@@ -166,11 +168,14 @@ class Receiving:
         link, chosen, contents = self._link, [], []
         room = link.session.transfers.peer_window if link.may_send else 0
         try:
-            for message in list(self._ready)[: min(link.credit, room)]:
-                content = write_message(message, is_locked=False)
-                link.check_size(sum(map(len, content)))
-                chosen.append(self._ready.popleft())
-                contents.append(content)
+            for _ in range(min(len(self._ready), link.credit, room)):
+                message = self._ready[0]
+                content = self._written(message, is_locked=False)
+                if content is not None:
+                    link.check_size(sum(map(len, content)))
+                    chosen.append(message)
+                    contents.append(content)
+                self._ready.popleft()
         except MessagingError as error:
             self._error = error
         if chosen:
@@ -237,11 +242,31 @@ class Receiving:
         if self._ready_bytes:
             self._count_ready(self._ready_bytes - message.size)
         assert message.lock_token is not None  # every receive locks
+        content = self._written(message, is_locked=True)
+        if content is None:
+            return
         try:
-            self._link.send(write_message(message), tag=message.lock_token.bytes_le)
+            self._link.send(content, tag=message.lock_token.bytes_le)
         except MessagingError as error:  # too large for the client: others may accept it
             self._ready.appendleft(message)
             self.stop(error)
+
+    def _written(self, message: BrokeredMessage, *, is_locked: bool) -> list[Buffer] | None:
+        """Return a delivery in pieces; set the message aside if AMQP cannot express it.
+
+        It would otherwise end the link of every receiver. A dead letter is deferred instead.
+        """
+        try:
+            return write_message(message, is_locked=is_locked)
+        except MessagingError as error:
+            tokens = tokens_of([message.lock_token] if message.lock_token is not None else [])
+            command = Settle(
+                self.path, tokens, Disposition.DEAD_LETTER, _CANNOT_BE_ENCODED, error.text
+            )
+            if self.path.lower().endswith(DEAD_LETTER_SUFFIX.lower()):
+                command = Settle(self.path, tokens, Disposition.DEFER)
+            self._work.finish(self.path, command)
+            return None
 
     # -- settling ------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class _LeasedRange:
     count: int  # messages when it was leased
     bytes: int  # of these messages
     oldest_us: int
-    kept: Mapping[str, int] = field(default_factory=dict)  # destination -> messages that it left
+    kept: Mapping[str, int] = field(default_factory=dict)  # messages left, by failing destination
     retry_at: int = 0  # when to retry a range that could not be read or settled
 
     @property
@@ -77,7 +77,7 @@ class _LeasedRange:
 
 
 @dataclass(slots=True)
-class _Queue:
+class _QueueLeases:
     ranges: list[_LeasedRange] = field(default_factory=list)
     behind: int = 0  # messages behind the last range, when it was leased
 
@@ -102,7 +102,7 @@ class Book:
     def __init__(
         self, queues: Iterable[str], destinations: Destinations, retry_us: int, rival_memory_us: int
     ) -> None:
-        self._queues = {path: _Queue() for path in queues}
+        self._queues = {path: _QueueLeases() for path in queues}
         self._destinations = destinations
         self._retry_us = retry_us
         self._rival_memory_us = rival_memory_us
@@ -117,7 +117,7 @@ class Book:
     def add_queues(self, paths: Iterable[str]) -> None:
         """Add backlog queues."""
         for path in paths:
-            self._queues.setdefault(path, _Queue())
+            self._queues.setdefault(path, _QueueLeases())
 
     # -- leasing -----------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Book:
         busy = {path: queue for path, queue in self._queues.items() if queue.ranges}
         fresh = [p for p, queue in busy.items() if not any(leased.kept for leased in queue.ranges)]
         keep = max(share - (len(busy) - len(fresh)), 0)
-        self._turn += 1  # each call releases leases of other queues
+        self._turn += 1  # the next call starts with another queue
         at = self._turn % len(fresh) if fresh else 0
         surplus = [*fresh[at:], *fresh[:at]][keep:]
         return [(path, epoch) for path in surplus for epoch in self.clear(path)]
@@ -179,7 +179,7 @@ class Book:
                     left = 0  # counted in one task of the queue
         return tasks
 
-    def _tried_here(self, queue: _Queue, on_trial: set[str]) -> set[str]:
+    def _tried_here(self, queue: _QueueLeases, on_trial: set[str]) -> set[str]:
         """Return the destinations on trial whose messages wait in this queue."""
         kept = {name for leased in queue.ranges for name in leased.kept}
         if any(not leased.kept for leased in queue.ranges):  # its destinations are not known yet
@@ -327,7 +327,7 @@ def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
 
 
 def _trial_epochs(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
-    """Return the epoch in which each destination is tried: the first range with its messages.
+    """Return, for each destination to try, the epoch of the first range with its messages.
 
     A destination without messages in these ranges is left out, and may be tried in any range.
     """

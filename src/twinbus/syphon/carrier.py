@@ -3,9 +3,9 @@
     secondary --ReadRange--> restored --by destination--> Send with its origin --> primary
 
 The carrier reads the next piece of a range while it sends the current one. It sends to several
-destinations in parallel, and to each destination the runs of different senders. If a send to a
-destination fails, its later messages stay in the backlog, so that the messages of a client arrive
-in order.
+destinations in parallel. A run is messages of one sender for one destination; the carrier sends
+the runs of different senders in parallel, too. If a send to a destination fails, its later messages
+stay in the backlog, so that the messages of a client arrive in order.
 
 The carrier settles nothing. Spark may repeat a task, and the driver may settle a range twice or
 never: the primary recognises by their origin the messages that it has already accepted. Workers
@@ -67,22 +67,22 @@ _monotonic_s: Callable[[], float] = time.monotonic
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Messages of a backlog queue under a lease."""
+    """Messages of a backlog queue, which are leased, or received under locks."""
 
     epoch: int
     first: int  # sequence numbers, both included
     last: int
-    origin: str  # of the queue; the primary recognises messages by it; empty: no numbers
+    origin: str  # names the queue for the primary; empty: the queue does not number messages
     lock_us: int = 0  # how long the locks last under which it is received; 0: it is leased
 
     @property
     def is_locked(self) -> bool:
-        """Whether it is received under lock: then the numbers of a known sender come first."""
+        """Whether the messages are received under locks; `Run.send_to` prefers sender numbers."""
         return self.lock_us > 0
 
     @classmethod
     def under_lock(cls, origin: str, lock_us: int = to_us(DEFAULT_LOCK_DURATION)) -> "Range":
-        """Return what a visit receives, whatever its numbers are."""
+        """Return the range of a visit (locked_carrier.py): all messages that it receives."""
         return cls(0, 0, 0, origin, lock_us)
 
 
@@ -94,8 +94,13 @@ class Failure:
     text: str
 
 
-OVERTAKING = Failure("Overtaking", "the range before it could not be read")
-INTERRUPTED = Failure("Interrupted", "a visit left messages locked; their locks must expire first")
+OVERTAKING = Failure(
+    "Overtaking", "the previous range of the queue was not read, and this one must not overtake it"
+)
+INTERRUPTED = Failure(
+    "Interrupted",
+    "a receive may have left messages locked; the syphon waits until the locks expire",
+)
 
 
 @dataclass(slots=True)
@@ -174,7 +179,7 @@ class Run:
 
     batch: pa.RecordBatch
     numbers: Int64s  # their sequence numbers in the backlog queue
-    sender: str | None  # the sender that tried the primary first; None: it was not tried
+    sender: str | None  # the client that tried the primary before diverting; None: no try
     sent_as: pa.Array  # the numbers that the sender gave them
 
     def __len__(self) -> int:
@@ -248,14 +253,14 @@ NO_TRIALS: Mapping[str, Trial] = {}
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Destinations that failed and are tried again, by one queue in one range."""
+    """Which destinations on trial a range tries; each is tried in only one range of one queue."""
 
     passed: frozenset[str] = frozenset()  # tried elsewhere: passed over here
     tried: Mapping[str, Trial] = field(default_factory=dict)  # tried here
 
     @classmethod
     def of(cls, on_trial: Mapping[str, Trial], epoch: int) -> "Trials":
-        """Return what trials mean for the range of an epoch."""
+        """Return which destinations on trial the range with this epoch tries and passes over."""
         tried = {name: trial for name, trial in on_trial.items() if trial.epoch == epoch}
         return cls(frozenset(on_trial) - set(tried), tried)
 
@@ -278,9 +283,10 @@ class Carrier:
         self._extra_queues = {canonical(queue) for queue in extra_queues}
 
     def own_rows(self, batch: pa.RecordBatch, carried: Carried) -> pa.RecordBatch:
-        """Return the diverted messages; in an extra queue the others stay where they are.
+        """Return the messages that are carried: in an extra queue only the diverted ones.
 
-        In any other backlog queue, a message without a path is dead-lettered later.
+        The other messages of an extra queue stay there. In any other backlog queue all messages are
+        carried, and a message without a path is dead-lettered.
         """
         if canonical(carried.queue) not in self._extra_queues:
             return batch
@@ -365,11 +371,12 @@ class Carrier:
         blocked: set[str],
         trials: "Trials | None" = None,
     ) -> None:
-        """Send messages to their destinations; those that fail join the blocked ones.
+        """Send messages to their destinations; add destinations that fail to `blocked`.
 
-        All destinations wait for the slowest. One on trial, which failed before, begins with a few
-        messages and gets little time for them. One that has used up its time in this range, without
-        a failure, is blocked as well: its other messages are carried by the next batch.
+        Sends are made in rounds. A round ends when the slowest destination has replied. A
+        destination on trial begins with a few messages and gets little time for them. A destination
+        that does not fail, but has used up its time in this range, is blocked as well: the next
+        batch carries its other messages.
         """
         trials = trials or Trials()
         passed_over = blocked | trials.passed
@@ -400,10 +407,12 @@ class Carrier:
             for destination, sends in sent.items():
                 trial = trials.tried.get(canonical(destination)) if first_round else None
                 deadline = now + (_TIMEOUT_S if trial is None else trial.timeout_s)
-                undone = sum(
-                    len(run) - self._finish(destination, run, reply, carried, deadline)
-                    for run, reply in sends
-                )
+                undone = 0
+                for run, reply in sends:
+                    done = self._finish(
+                        destination, run, reply, carried, deadline, may_split=not undone
+                    )
+                    undone += len(run) - done
                 left = waiting[destination][1:]
                 spent_s = max(stopwatch() for stopwatch in replied[destination])
                 if undone or carried.note_spent(destination, spent_s):
@@ -423,10 +432,13 @@ class Carrier:
         reply: "Future[SendReceipt]",
         carried: Carried,
         deadline: float,
+        *,
+        may_split: bool = True,
     ) -> int:
         """Wait for a send; return how many of its messages are done: sent or dead-lettered.
 
-        Fewer than all means that the destination failed.
+        Fewer than all means that the destination failed. With `may_split`, a refused run is sent
+        again in parts.
         """
         carried.sends += 1
         began = time.monotonic()
@@ -435,17 +447,28 @@ class Carrier:
         except MessagingError as error:
             carried.sending_s += time.monotonic() - began
             rest = _without_accepted(destination, run, error, carried)
-            return len(run) - len(rest) + self._refused(destination, rest, error, carried)
+            done = len(run) - len(rest)
+            return done + self._refused(destination, rest, error, carried, may_split=may_split)
         carried.sending_s += time.monotonic() - began
         carried.note_moved(destination, run.numbers, body_bytes(run.batch))
         return len(run)
 
-    def _refused(self, destination: str, run: Run, error: MessagingError, carried: Carried) -> int:
+    def _refused(
+        self,
+        destination: str,
+        run: Run,
+        error: MessagingError,
+        carried: Carried,
+        *,
+        may_split: bool,
+    ) -> int:
         """Handle a run that the primary did not accept; return how many messages are done."""
-        if isinstance(error, _REFUSED_FOR_GOOD):
+        can_split = may_split and len(run) > 1
+        is_about_all = len(run) == 1 or not isinstance(error, _OF_A_MESSAGE)
+        if isinstance(error, _REFUSED_FOR_GOOD) and (can_split or is_about_all):
             return self._put_aside(destination, run, error, carried)
         is_full = isinstance(error, QuotaExceededError)
-        if is_full and len(run) > 1 and not accepted_in(error):  # a part of the run may fit
+        if is_full and can_split and not accepted_in(error):  # a part of the run may fit
             return self._send_halves(destination, run, carried)
         carried.failures[destination] = failure_of(error)
         return 0
@@ -501,8 +524,8 @@ def _reply_of(future: "Future[Any]", deadline: float) -> Any:
         raise
     except TimeoutError:
         raise OperationTimeoutError(
-            "no reply in time, so the command may or may not have been carried out. The syphon "
-            "tries again"
+            "the namespace did not reply in time; it may or may not have executed the command. The "
+            "syphon tries again"
         ) from None
 
 
@@ -536,7 +559,7 @@ def _rounds(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def _with_small_first(rounds: list[list[Run]], size: int) -> list[list[Run]]:
-    """Return rounds of which the first has one run with at most so many messages."""
+    """Return rounds; the first has a single run with at most `size` messages."""
     (first, *others), *later = rounds
     if len(first) > size:
         others = [first.slice(size, len(first)), *others]

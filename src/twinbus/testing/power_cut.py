@@ -86,7 +86,7 @@ class PowerSupply:
 
 
 @dataclass(eq=False, slots=True)
-class _File:
+class _SimulatedFile:
     """The content of one file: the durable one, the visible one, and the writes in between."""
 
     durable: dict[int, bytes] = field(default_factory=dict)  # block number -> bytes; else zeros
@@ -100,7 +100,7 @@ class _File:
     is_broken: bool = False  # writes fail with EIO
 
     @classmethod
-    def of(cls, content: bytes) -> "_File":
+    def of(cls, content: bytes) -> "_SimulatedFile":
         """Return a file whose content is durable."""
         blocks = dict(enumerate(_blocks(content)))
         blocks = {number: block for number, block in blocks.items() if block != _ZEROS}
@@ -175,7 +175,7 @@ class _File:
 class _NameChange:
     """A creation, a removal or a rename of a file."""
 
-    file: _File
+    file: _SimulatedFile
     old_name: str | None  # None: created
     new_name: str | None  # None: removed
 
@@ -189,10 +189,12 @@ class PowerCutStorage(DiskStorage):
         self.error_rate = 0.0  # the share of operations that fail with EIO
         self._directory = directory
         self._power = power
-        self._names = {path.name: _File.of(path.read_bytes()) for path in _files_in(directory)}
+        self._names = {
+            path.name: _SimulatedFile.of(path.read_bytes()) for path in _files_in(directory)
+        }
         self._durable_names = dict(self._names)
         self._changes: list[_NameChange] = []  # since the last `sync_directory`
-        self._opened: dict[int, _File] = {}  # by descriptor
+        self._opened: dict[int, _SimulatedFile] = {}  # by descriptor
         self._reserved: set[int] = set()  # descriptors of files whose space was reserved
         self._foreign: dict[str, bytes] = {}  # files that bypass the storage, at the power failure
         power.disks.append(self)
@@ -224,7 +226,7 @@ class PowerCutStorage(DiskStorage):
             self._fail_if_faulty()
             descriptor = super().create(path, 0 if self.full else size)
             if path.name not in self._names:
-                self._change_name(_File(), None, path.name)
+                self._change_name(_SimulatedFile(), None, path.name)
             file = self._opened[descriptor] = self._names[path.name]
             file.was_opened = True
             file.resize(os.fstat(descriptor).st_size)
@@ -302,12 +304,14 @@ class PowerCutStorage(DiskStorage):
         is_broken = self._opened[descriptor].is_broken
         return errno.EIO if is_broken or self._power.random.random() < self.error_rate else 0
 
-    def _fail_if_faulty(self, file: _File | None = None) -> None:
+    def _fail_if_faulty(self, file: _SimulatedFile | None = None) -> None:
         is_broken = file is not None and file.is_broken
         if is_broken or self._power.random.random() < self.error_rate:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def _change_name(self, file: _File, old_name: str | None, new_name: str | None) -> None:
+    def _change_name(
+        self, file: _SimulatedFile, old_name: str | None, new_name: str | None
+    ) -> None:
         self._changes.append(_NameChange(file, old_name, new_name))
         if new_name is not None:
             self._names[new_name] = file
@@ -346,7 +350,7 @@ class PowerCutStorage(DiskStorage):
                 found.pop(name, None)
         return found
 
-    def _names_after_power_cut(self, kept: float | None) -> dict[str, _File]:
+    def _names_after_power_cut(self, kept: float | None) -> dict[str, _SimulatedFile]:
         """Return the files that exist after a power cut, by name.
 
         If a change happened that gave a file the old name of an earlier change, the earlier change

@@ -102,7 +102,7 @@ TYPE_NAMES = {
 KNOWN = [kind for kind in PRIMITIVES if kind is not Char]  # it has no char
 SCALARS = st.sampled_from(KNOWN).flatmap(lambda kind: PRIMITIVES[kind])
 KEYS = st.text("abcdef", max_size=5).map(Symbol)
-READ_BY_IT = st.recursive(
+READABLE = st.recursive(
     SCALARS,
     lambda children: st.one_of(
         st.lists(children, max_size=5), st.dictionaries(KEYS, children, max_size=4)
@@ -111,35 +111,35 @@ READ_BY_IT = st.recursive(
 )
 
 
-def as_it_reads(value: Any) -> Any:
+def as_pyamqp_reads(value: Any) -> Any:
     """Return a value as pyamqp decodes it: without wrappers, and text as bytes."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, list | tuple):
-        return [as_it_reads(item) for item in value]
+        return [as_pyamqp_reads(item) for item in value]
     if isinstance(value, dict):
-        return {as_it_reads(key): as_it_reads(item) for key, item in value.items()}
+        return {as_pyamqp_reads(key): as_pyamqp_reads(item) for key, item in value.items()}
     return value
 
 
-def decoded_by_it(encoded: bytes) -> Any:
+def decoded_by_pyamqp(encoded: bytes) -> Any:
     """Return a value that pyamqp decodes."""
     rest, value = pyamqp_decode._DECODE_BY_CONSTRUCTOR[encoded[0]](memoryview(encoded)[1:])
     assert not bytes(rest)
     return value
 
 
-@given(READ_BY_IT)
+@given(READABLE)
 @replayed_at_length
 def test_pyamqp_reads_what_we_write(value: Any) -> None:
-    assert decoded_by_it(encode(value)) == as_it_reads(value)
+    assert decoded_by_pyamqp(encode(value)) == as_pyamqp_reads(value)
 
 
 @given(st.sampled_from(KNOWN).flatmap(lambda kind: st.lists(PRIMITIVES[kind], min_size=1)))
 @replayed_at_length
 def test_pyamqp_reads_our_arrays(items: list[Any]) -> None:
     array = Array(type(items[0]), tuple(items))
-    assert decoded_by_it(encode(array)) == as_it_reads(items)
+    assert decoded_by_pyamqp(encode(array)) == as_pyamqp_reads(items)
 
 
 @given(st.sampled_from(list(TYPE_NAMES)).flatmap(lambda kind: PRIMITIVES[kind]))
@@ -179,7 +179,7 @@ def test_we_read_the_frames_that_pyamqp_writes() -> None:
     )
 
 
-def fields_read_by_it(encoded: bytes) -> tuple[int, list[Any]]:
+def fields_read_by_pyamqp(encoded: bytes) -> tuple[int, list[Any]]:
     """Return the code and the fields of a frame body that pyamqp decodes."""
     code, fields = pyamqp_decode.decode_frame(memoryview(encoded))
     return code, list(fields)
@@ -187,13 +187,13 @@ def fields_read_by_it(encoded: bytes) -> tuple[int, list[Any]]:
 
 def test_pyamqp_reads_the_frames_that_we_write() -> None:
     opening = OpenFrame(container_id="us", max_frame_size=65536, idle_time_out=120_000)
-    assert fields_read_by_it(opening.encode())[1][:5] == [b"us", None, 65536, 65535, 120_000]
+    assert fields_read_by_pyamqp(opening.encode())[1][:5] == [b"us", None, 65536, 65535, 120_000]
     beginning = BeginFrame(
         remote_channel=1, next_outgoing_id=0, incoming_window=2048, outgoing_window=2048
     )
-    assert fields_read_by_it(beginning.encode())[1][:5] == [1, 0, 2048, 2048, 4294967295]
+    assert fields_read_by_pyamqp(beginning.encode())[1][:5] == [1, 0, 2048, 2048, 4294967295]
     mechanisms = SaslMechanisms(sasl_server_mechanisms=MECHANISMS)
-    assert fields_read_by_it(mechanisms.encode())[1] == [[name.encode() for name in MECHANISMS]]
+    assert fields_read_by_pyamqp(mechanisms.encode())[1] == [[name.encode() for name in MECHANISMS]]
     attaching = AttachFrame(
         name="n",
         handle=0,
@@ -204,24 +204,24 @@ def test_pyamqp_reads_the_frames_that_we_write() -> None:
         target=Target(address="t"),
         max_message_size=1000,
     )
-    fields = fields_read_by_it(attaching.encode())[1]
+    fields = fields_read_by_pyamqp(attaching.encode())[1]
     assert fields[:5] == [b"n", 0, True, 0, 1]
     assert (fields[5][0], fields[6][0], fields[10]) == (b"s", b"t", 1000)
     flowing = FlowFrame(
         next_incoming_id=1, incoming_window=2, next_outgoing_id=3, outgoing_window=4, handle=0
     )
-    assert fields_read_by_it(flowing.encode())[1][:5] == [1, 2, 3, 4, 0]
+    assert fields_read_by_pyamqp(flowing.encode())[1][:5] == [1, 2, 3, 4, 0]
     moving = TransferFrame(handle=0, delivery_id=5, delivery_tag=b"t", message_format=0)
-    code, fields = fields_read_by_it(moving.encode() + b"payload")
+    code, fields = fields_read_by_pyamqp(moving.encode() + b"payload")
     assert (code, fields[:4], bytes(fields[-1])) == (0x14, [0, 5, b"t", 0], b"payload")
     rejecting = DispositionFrame(
         role=RECEIVER, first=7, settled=True, state=Rejected(error=ErrorCondition(condition="a:b"))
     )
-    fields = fields_read_by_it(rejecting.encode())[1]
+    fields = fields_read_by_pyamqp(rejecting.encode())[1]
     assert fields[:4] == [True, 7, None, True]
     assert fields[4] == {"rejected": [[b"a:b", None, None]]}
     closing = CloseFrame(error=WHY)
-    assert fields_read_by_it(closing.encode())[1][0][2] == {}
+    assert fields_read_by_pyamqp(closing.encode())[1][0][2] == {}
 
 
 def test_messages_are_read_in_both_directions() -> None:

@@ -1,9 +1,10 @@
 """The ledgers of a namespace: metered operations, and the trail of messages.
 
-The thread with the turn counts operations and collects the trail in memory. At each roll interval,
-a ledger thread writes both to files; without threads (InlineWriter), the thread with the turn
-writes them. Rows of the trail that cannot be written stay in memory, up to a bound, until the next
-roll. A write never blocks the turns.
+The trail records when each message was accepted and how it ended. The thread with the turn counts
+operations and collects the trail in memory. At each roll interval, a ledger thread writes both to
+files; without threads (InlineWriter), the thread with the turn writes them. Rows of the trail that
+cannot be written stay in memory, up to a bound, until the next roll. A write never blocks the
+turns.
 
 The trail survives a kill: `covered_record` is the last record of the log whose trail is written,
 and the next start derives the trail of the later records from the log again. Operation counts that
@@ -56,7 +57,7 @@ _log = logging.getLogger("twinbus.broker")
 class Lineage:
     """The identity of a log, and which records at its end are lost."""
 
-    id: str  # of the namespace, created with it
+    id: str  # the id of the namespace to which the log belongs
     last_record: int  # the last record found in the log
     lost_until: int  # the last record that the log ever had; equal to `last_record` if none is lost
 
@@ -163,7 +164,7 @@ class Ledgers:
         begun.last_record = max(begun.last_record, lineage.lost_until)
 
     def _write_lineage(self, step: Step, covered_record: int, lineage: Lineage) -> None:
-        """Write immediately to which log the next rows belong.
+        """Record in the ledger, immediately, to which log the next rows belong.
 
         Without this write, a kill before the next roll could mix up the rows of two logs.
         """
@@ -171,7 +172,13 @@ class Ledgers:
             self._messages.write(trail.table_of([step], lambda _: ""), step.at)
             self._messages.put_mark(covered_record, lineage.id)
         except OSError as error:
-            _log.warning("The ledger in %s cannot be written: %s", self._messages.folder, error)
+            _log.warning(
+                "The ledger in %s cannot be written: %s. If the broker is killed before a later "
+                "write succeeds, reports may mix up the rows of two logs. Free space on the disk "
+                "of the ledger or correct its permissions",
+                self._messages.folder,
+                error,
+            )
 
     def add_record(self, record: int, parts: Iterable[Part], now: int) -> None:
         """Add a durable record to the trail; an error here must not disturb the broker."""
@@ -314,7 +321,8 @@ class Ledgers:
         if lost or not was_failing:
             _log.warning(
                 "The ledger in %s cannot be written: %s. The broker keeps up to %d rows in memory "
-                "and tries again%s",
+                "and tries again%s. Free space on the disk of the ledger, or correct its "
+                "permissions",
                 self._messages.folder.parent,
                 error,
                 LEDGER_BUFFERED_ROWS,

@@ -123,7 +123,7 @@ class RowIntake:
         if taken is not None:
             self._repeats.note(taken, commit)
         numbers = range(first_sequence, first_sequence + count)
-        staged = _Accepted(numbers, load_of_sizes(incoming.size))
+        staged = _AcceptedRows(numbers, load_of_sizes(incoming.size))
         self._answer(entity, (send,), staged, commit)
         return True
 
@@ -169,7 +169,7 @@ class RowIntake:
 
     def _stage_single(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
-    ) -> "_Accepted | None":
+    ) -> "_AcceptedRows | None":
         """Stage one message in a plain queue; return None if it exceeds a limit."""
         size = messages[0].size
         if size > self.max_message_bytes or max(size, MIN_QUOTA_BYTES) > entity.room:
@@ -178,11 +178,11 @@ class RowIntake:
         queue = entity.queue
         number = queue.stage_one(now, size, commit)
         commit.add_batch(content, BatchTarget(queue.entity, number, now))
-        return _Accepted((number,), Load(1, size, -(-size // UNIT_BYTES) or 1))
+        return _AcceptedRows((number,), Load(1, size, -(-size // UNIT_BYTES) or 1))
 
     def _stage(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
-    ) -> "_Accepted | None":
+    ) -> "_AcceptedRows | None":
         """Stage messages in a plain queue; return None if they exceed a limit."""
         if len(messages) == 1:
             return self._stage_single(entity, messages, now, commit)
@@ -205,11 +205,11 @@ class RowIntake:
         commit.add_batch(content, BatchTarget(queue.entity, first_sequence, now))
         queue.stage(rows, Cause.ENQUEUED, None, commit)
         numbers = range(first_sequence, first_sequence + count)
-        return _Accepted(numbers, Load(count, total, units_of(sizes)))
+        return _AcceptedRows(numbers, Load(count, total, units_of(sizes)))
 
     def _place(
         self, entity: Entity, messages: Sequence[BrokeredMessage], now: int, commit: Commit
-    ) -> "_Accepted | None":
+    ) -> "_AcceptedRows | None":
         """Stage a few messages one by one; return None if the column path must decide."""
         history = entity.history
         if len(messages) > PLACED_MESSAGES or (
@@ -237,10 +237,10 @@ class RowIntake:
             own[0] if own and found[0].queue is entity.queue else 0
             for own, found in zip(of_each, places, strict=True)
         ]
-        return _Accepted(numbers, Load(len(messages), total, units_of(sizes)))
+        return _AcceptedRows(numbers, Load(len(messages), total, units_of(sizes)))
 
     def _answer(
-        self, entity: Entity, sends: Sequence[Request], accepted: "_Accepted", commit: Commit
+        self, entity: Entity, sends: Sequence[Request], accepted: "_AcceptedRows", commit: Commit
     ) -> None:
         first = 0
         for send in sends:
@@ -252,7 +252,7 @@ class RowIntake:
         commit.operations.append(Operation(path, SEND, purpose, "ok", accepted.load, len(sends)))
 
 
-class _Accepted(NamedTuple):
+class _AcceptedRows(NamedTuple):
     """The staged messages of sends."""
 
     # Sequence numbers for the replies; 0: the message is a duplicate, or the entity is a topic.

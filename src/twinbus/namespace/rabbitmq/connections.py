@@ -235,7 +235,7 @@ class BrokerConnection:
 
         def set_error(_connection: Any, error: BaseException) -> None:
             if not opened.done():
-                opened.set_exception(unreachable(error, f"{host}:{port}"))
+                opened.set_exception(unreachable(error, f"{host}:{port}", self._settings.user_name))
 
         connection = FramedConnection(
             self._parameters(host, port),

@@ -91,7 +91,7 @@ class SharedLoop:
             return request.result()
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise unanswered(timeout_s or 0)
+            raise unanswered(timeout_s or 0, job.request.command)
         return request.result(left_s)  # the loop was closed, and fails every command
 
     def withdraw(self, job: RabbitJob) -> None:
@@ -125,6 +125,7 @@ class SharedLoop:
                 return
             self._turn_of, self._driven, self._was_driven = threading.get_ident(), job, True
             self._arrivals.append((job, None))
+            self._selector.is_waiting = False  # it stays true after an interrupted wait
             self._take_at_once()
             if timeout_s is not None:
                 timer = loop.call_later(timeout_s, loop.stop, context=self._context)

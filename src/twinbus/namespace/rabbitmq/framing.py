@@ -245,6 +245,11 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
             start = at + _HEAD.size
             after = start + size + 1
             if after > end and kind in _KINDS:
+                if size > spec.FRAME_MAX_SIZE:  # never asked for more: do not gather it
+                    raise exceptions.InvalidFrameError(
+                        f"the broker announced a frame of {size} bytes; at most "
+                        f"{spec.FRAME_MAX_SIZE} are allowed"
+                    )
                 break
             reader = self.readers.get(number)
             if reader is not None:

@@ -19,7 +19,6 @@ from twinbus.namespace.rabbitmq.properties import FLAG_OF
 
 Bytes = npt.NDArray[np.uint8]
 _LENGTH = struct.Struct(">L")
-_MORE_FLAGS = 1
 _FIXED = {ord("I"): ">i4", ord("l"): ">i8", ord("L"): ">i8", ord("t"): "u1"}
 _TEXT, _BINARY, _BOOL = b"Sxt"
 
@@ -78,8 +77,6 @@ def layout_of(encoded: bytes) -> Layout | None:
 
 def _values_of(encoded: bytes) -> list[Value] | None:
     (flags,) = struct.unpack_from(">H", encoded)
-    if flags & _MORE_FLAGS:
-        return None
     at = 2
     values: list[Value] = []
     for name, flag in FLAG_OF.items():

@@ -76,6 +76,7 @@ _DIVERTED = "x-ms-path"  # the property that only messages in a backlog queue ha
 _DIRECT_REPLY = "amq.rabbitmq.reply-to"  # RabbitMQ would close the channel of the sender
 _MILLISECOND = timedelta(milliseconds=1)
 _PERSISTENT = b"\x02"
+_FRAME_RESERVE = 128  # bytes for the header and the end of a frame, and for PUBLICATION
 _FLAGS, _LENGTH, _SECONDS = Struct(">H"), Struct(">L"), Struct(">Q")
 _BYTES_HEADER, _INT32_HEADER, _INT64_HEADER = Struct(">cL"), Struct(">ci"), Struct(">cq")
 
@@ -186,13 +187,13 @@ def _add_life(life: timedelta, basic: dict[str, bytes], headers: list[bytes]) ->
 def _add_properties(properties: Mapping[str, PropertyValue], headers: list[bytes]) -> None:
     types: dict[str, str] = {}
     for name, value in properties.items():
-        headers.append(_header(_escaped(name), _plain(name, value, types)))
+        headers.append(_header(header_name_of(name), _plain(name, value, types)))
     if types:
         headers.append(_header(TYPES, json.dumps(types, separators=(",", ":"))))
 
 
 @lru_cache(maxsize=RABBITMQ_CACHED_NAMES)
-def _escaped(name: str) -> str:
+def header_name_of(name: str) -> str:
     """Return the header name of a property; escape names that RabbitMQ or Twinbus uses."""
     lower = name.lower()
     is_taken = lower in ACTED_ON or name in OWN or lower.startswith((ESCAPED, *SYSTEM))
@@ -251,7 +252,7 @@ def _iso_duration(span: timedelta) -> str:
 def check_frame(publication: Publication, frame_bytes: int) -> None:
     """Refuse headers that do not fit into a frame: RabbitMQ would close the connection."""
     size = len(publication.before) + len(publication.headers) + len(publication.after)
-    limit = frame_bytes - 128  # reserved for the frame's header and end, and for PUBLICATION
+    limit = frame_bytes - _FRAME_RESERVE
     if size > limit:
         raise MessageSizeExceededError(
             f"the properties of a message have {size} bytes; RabbitMQ accepts at most {limit}. Put "
@@ -265,16 +266,27 @@ def check_frame(publication: Publication, frame_bytes: int) -> None:
 
 
 def dead_letter(
-    encoded: bytes, body: bytes, source: str, reason: str | None, text: str | None
+    encoded: bytes,
+    body: bytes,
+    source: str,
+    reason: str | None,
+    text: str | None,
+    frame_bytes: int,
 ) -> Publication:
     """Return a copy of a message with dead-letter reason and source, which does not expire.
+
+    If the properties would not fit into a frame, the copy has no description, and if need be no
+    reason: otherwise a message with large headers could not be dead-lettered.
 
     The copy has no header CC, or RabbitMQ would route it to further queues again, and no user_id,
     or RabbitMQ would refuse the copy of a message that another user sent.
     """
-    replaced = {SOURCE: source, REASON: reason, DESCRIPTION: text}
-    added = {name: value for name, value in replaced.items() if value is not None}
-    left_out = {name.encode() for name in ("CC", "BCC", DELIVERIES, PUBLICATION, *added)}
+    given = {SOURCE: source, REASON: reason, DESCRIPTION: text}
+    own = {name: _header(name, value) for name, value in given.items() if value is not None}
+    left_out = {name.encode() for name in ("CC", "BCC", DELIVERIES, PUBLICATION, *own)}
     before, headers, after = without(encoded, ("expiration", "user_id"), left_out)
-    own = [_header(name, value) for name, value in added.items()]
-    return Publication(before, b"".join((headers, *own)), after, body, "")
+    room = frame_bytes - _FRAME_RESERVE - len(before) - len(headers) - len(after)
+    for name in (DESCRIPTION, REASON):
+        if sum(map(len, own.values())) > room:
+            own.pop(name, None)
+    return Publication(before, b"".join((headers, *own.values())), after, body, "")

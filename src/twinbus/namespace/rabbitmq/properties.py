@@ -10,6 +10,9 @@ properties with one loop. Properties that are to be published are kept as bytes,
     value        S, x: length (4), bytes. t: 1 byte. T: seconds (8). V: nothing. Numbers: _NUMBERS
                  F: a table. A: length (4), of each value: type (1), value. D: scale (1), number (4)
 
+The lowest two flags stand for no property. AMQP reserves the lowest one for a second word of flags;
+RabbitMQ reads no second word, and passes the flag of a publisher on. So it means nothing here.
+
 pika does not read every value that another program may send: it fails at NaN, at a time after the
 year 9999 and at deep nesting, and cuts fractions off. So it reads no values here.
 """
@@ -33,7 +36,6 @@ _FLAGS = Struct(">H")
 _LENGTH = Struct(">L")
 _SECONDS = Struct(">Q")
 _LAST_SECOND = LAST_MOMENT_US // SECOND_US
-_MORE_FLAGS = 1  # another 2 bytes of flags follow
 _PROPERTIES = (  # from the highest flag down; RabbitMQ has no others
     "content_type",
     "content_encoding",
@@ -84,11 +86,8 @@ def read_properties(encoded: bytes) -> Mapping[str, Any]:
     Raise an error of pika if the bytes are malformed: then nothing behind them can be trusted.
     """
     try:
-        (flags,) = more = _FLAGS.unpack_from(encoded)
+        (flags,) = _FLAGS.unpack_from(encoded)
         at = 2
-        while more[0] & _MORE_FLAGS:
-            more = _FLAGS.unpack_from(encoded, at)
-            at += 2
         found: dict[str, Any] = {}
         for name, read in _layout(flags):
             found[name], at = read(encoded, at)
@@ -206,7 +205,7 @@ def _end_of(kind: int, encoded: bytes, at: int) -> int:
     if kind in (_TEXT, _BINARY, _TABLE, _LIST):
         return int(at + 4 + _LENGTH.unpack_from(encoded, at)[0])
     if kind not in _SIZES:
-        raise exceptions.InvalidFieldTypeException(bytes((kind,)))
+        raise exceptions.InvalidFieldTypeException(f"a header has the unknown type {kind:#04x}")
     return at + _SIZES[kind]
 
 
@@ -228,11 +227,8 @@ def without(
     the headers. The flags announce headers, even if there are none. All values that are left keep
     their types and their bytes.
     """
-    (flags,) = more = _FLAGS.unpack_from(encoded)
+    (flags,) = _FLAGS.unpack_from(encoded)
     at = 2
-    while more[0] & _MORE_FLAGS:
-        more = _FLAGS.unpack_from(encoded, at)
-        at += 2
     kept, table = FLAG_OF["headers"], b""
     before: list[bytes] = []
     after: list[bytes] = []

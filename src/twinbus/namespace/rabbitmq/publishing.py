@@ -441,7 +441,7 @@ class _PublishingRoute:
         error = refusal_of(reason, self.path)
         if isinstance(error, MessageSizeExceededError):
             self._fail_oversize(error)
-            error = lost(reason)
+            error = lost(reason, self.path)
         error.facts = {**error.facts, "outcome": UNKNOWN}
         self.fail_unconfirmed(error)
         self._pump()

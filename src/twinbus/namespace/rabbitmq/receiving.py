@@ -109,12 +109,15 @@ class LockKeeper:
                     break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
+            wanted = min(wanted, _fitting(deliveries, limit))
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
             if (wait_s or deliveries) and wanted > 0 and _size(deliveries) < limit:
                 await inlet.consume(deliveries, wanted, wait_s, limit)
         except BaseException:
             inlet.give_back(_tags(deliveries))
             raise
+        if inlet.channel.ended is not None:  # after the last delivery: all are requeued
+            raise refusal_of(inlet.channel.ended, command.path)
         excess = _excess(deliveries, limit)
         inlet.give_back(_tags(excess))
         return deliveries[: len(deliveries) - len(excess)]
@@ -184,8 +187,9 @@ class LockKeeper:
         """Return the messages of the valid tokens, as they are published as dead letters."""
         found, _ = self._find(command)
         path, reason, text = command.path, command.reason, command.description
+        frame_bytes = self._connection.frame_bytes  # as on the connection that publishes
         return [
-            dead_letter(*inlet.locked[tag], path, reason, text)
+            dead_letter(*inlet.locked[tag], path, reason, text, frame_bytes)
             for inlet, tags in found.items()
             for tag in tags
         ]
@@ -215,7 +219,7 @@ class LockKeeper:
 def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:
     return MessageLockLostError(
         f"{len(tokens)} locks of {path} were lost: the messages were settled before, or their "
-        "channel ended, in which case RabbitMQ delivers them again",
+        "channel ended, in which case RabbitMQ delivers them again. Receive again",
         lock_tokens=[token.hex() for token in tokens[:SHOWN_LOST]],
     )
 
@@ -226,6 +230,17 @@ def _tags(deliveries: Sequence[RabbitDelivery]) -> list[int]:
 
 def _size(deliveries: Sequence[RabbitDelivery]) -> int:
     return sum(delivery.size for delivery in deliveries)
+
+
+def _fitting(deliveries: Sequence[RabbitDelivery], limit: int) -> int:
+    """Return how many more messages of the same size fit; without messages, as many as allowed.
+
+    The broker sends all that a consumer asks for, and counts a delivery of those that are requeued.
+    """
+    if not deliveries:
+        return RABBITMQ_PREFETCH
+    size = _size(deliveries)
+    return max((limit - size) * len(deliveries) // max(size, 1), 1)
 
 
 def _excess(deliveries: Sequence[RabbitDelivery], limit: int) -> Sequence[RabbitDelivery]:

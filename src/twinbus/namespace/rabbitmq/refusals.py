@@ -12,6 +12,7 @@
     connection lost, heartbeat missed, broker stops  CommunicationError         unknown
     connection blocked (memory or disk alarm)        ServerBusyError, then      not accepted
                                                      CommunicationError
+    200, this client left a host without an answer   TransientError             unknown
     no confirm in time                               OperationTimeoutError      unknown
     basic.nack (queue full, or it failed)            QuotaExceededError         not accepted
     basic.return, and the queue does not exist       EntityNotFoundError        not accepted
@@ -50,8 +51,10 @@ from twinbus.errors import (
     MessagingError,
     QuotaExceededError,
     ServerBusyError,
+    TransientError,
     UnauthorizedError,
 )
+from twinbus.limits import RABBITMQ_CONNECT_S
 
 NOT_ACCEPTED = "not accepted"
 UNKNOWN = "unknown"
@@ -115,7 +118,13 @@ _ROWS = (
     _Row(530, "is down", CommunicationError, "restart the virtual host or its node"),
     _Row(530, "refused", UnauthorizedError, "give the user permissions in the virtual host"),
     _Row(541, "", CommunicationError, "look into the log of the broker", UNKNOWN),
-    _Row(200, "", MessagingError, "the connection was closed meanwhile; repeat the command"),
+    _Row(
+        200,
+        "",
+        TransientError,
+        "this client closed the connection, because its host did not answer; try again",
+        UNKNOWN,
+    ),
     _Row(_EVERY_CODE, "", MessagingError, "look into the log of the broker"),
 )
 
@@ -135,55 +144,66 @@ def refusal_of(error: BaseException, about: str) -> MessagingError:
             outcome=NOT_ACCEPTED,
         )
     if isinstance(error, exceptions.AMQPError | OSError):
-        return lost(error)
-    return MessagingError(f"RabbitMQ: unexpected failure {error!r}", outcome=UNKNOWN)
+        return lost(error, about)
+    return MessagingError(
+        f"{_subject(about)}the RabbitMQ client failed with {error!r}. Check the effect of the "
+        "command before you repeat it, and report the error as a defect of Twinbus",
+        outcome=UNKNOWN,
+    )
 
 
-def of_reply(code: int, text: str, about: str = "") -> MessagingError:
-    """Return our error for a reply code with its text."""
+def of_reply(code: int, text: str, about: str = "", host: str = "") -> MessagingError:
+    """Return our error for a reply code with its text; `about` names an entity, or is empty."""
     words = text.lower()
     row = next(row for row in _ROWS if row.code in (code, _EVERY_CODE) and row.words in words)
-    subject = f"{about}: " if about else ""
     facts = {"path": about} if about else {}
     return row.kind(
-        f"{subject}RabbitMQ reports {code} {text.strip()!r}; {row.advice}",
+        f"{_subject(about or host)}RabbitMQ reports {code} {text.strip()!r}; {row.advice}",
         outcome=row.outcome,
         reply_code=code,
         **facts,
     )
 
 
-def unreachable(causes: BaseException, host: str) -> MessagingError:
+def _subject(name: str) -> str:
+    return f"{name}: " if name else ""
+
+
+def unreachable(causes: BaseException, host: str, user: str = "") -> MessagingError:
     """Return our error for a connection that cannot be opened."""
     cause = _root(causes)
+    login = f"{host}, user {user!r}" if user else host
     if isinstance(cause, exceptions.ConnectionClosed):
-        return of_reply(cause.reply_code, cause.reply_text, "")
+        return of_reply(cause.reply_code, cause.reply_text, host=login)
     if isinstance(
         cause,
         exceptions.ProbableAuthenticationError
         | exceptions.AuthenticationError
         | exceptions.ProbableAccessDeniedError,
     ):
-        return _refused_at_opening(cause)
+        return _refused_at_opening(cause, login)
+    why = _texts(cause) or type(cause).__name__
+    if "timeout" in why.lower():  # pika shows the state of its objects instead
+        why = f"no answer within {RABBITMQ_CONNECT_S:g} s"
     return CommunicationError(
-        f"the broker {host} cannot be reached: {_texts(cause) or type(cause).__name__}. Start it, "
-        "or correct the Endpoint",
+        f"the broker {host} cannot be reached: {why}. Start it, or correct the Endpoint",
         outcome=NOT_ACCEPTED,
     )
 
 
-def _refused_at_opening(cause: BaseException) -> MessagingError:
+def _refused_at_opening(cause: BaseException, login: str) -> MessagingError:
     text = _texts(cause)
     code = 530 if "530" in text or "NOT_ALLOWED" in text else 403
-    return of_reply(code, text)
+    return of_reply(code, text, host=login)
 
 
-def lost(cause: BaseException | None = None) -> CommunicationError:
+def lost(cause: BaseException | None = None, about: str = "") -> CommunicationError:
     """Return the error for commands in progress when a connection or channel ended."""
-    why = f": {_texts(cause) or type(cause).__name__}" if cause is not None else ""
+    why = (_texts(cause) or type(cause).__name__).rstrip(".") if cause is not None else ""
     return CommunicationError(
-        f"the connection to RabbitMQ ended before the reply arrived{why}. The command may or may "
-        "not have been carried out. Repeat a send with the same message_id",
+        f"{_subject(about)}the connection to RabbitMQ ended before the reply arrived"
+        f"{f' ({why})' if why else ''}. The command may or may not have been carried out. Repeat a "
+        "send with the same message_id",
         outcome=UNKNOWN,
     )
 

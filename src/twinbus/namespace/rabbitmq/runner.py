@@ -169,7 +169,8 @@ class CommandRunner:
             self._jobs.discard(job)
 
     def _time_out(self, job: RabbitJob, timeout_s: float) -> None:
-        job.request.fail(job.with_accepted(unanswered(timeout_s)))
+        error = unanswered(timeout_s, job.request.command)
+        job.request.fail(job.with_accepted(error))
         self.withdraw(job)
 
     def withdraw(self, job: RabbitJob) -> None:
@@ -253,11 +254,7 @@ class CommandRunner:
             return
         path = command.path
         if not path.endswith(DEAD_LETTER_SUFFIX):  # a dead letter stays in the same queue
-            channel = await self._receives.open_channel()
-            try:
-                await declare_dead_letters(channel, path)
-            finally:
-                channel.close()
+            await declare_dead_letters(self._receives, path)
             path += DEAD_LETTER_SUFFIX
         done: asyncio.Future[MessagingError | None] = asyncio.get_running_loop().create_future()
 

@@ -57,7 +57,7 @@ from twinbus.limits import (
     UNLIMITED,
 )
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
-from twinbus.namespace.rabbitmq.messages import SUBJECT
+from twinbus.namespace.rabbitmq.messages import SUBJECT, header_name_of
 from twinbus.namespace.rabbitmq.refusals import not_found, refusal_of, refused
 from twinbus.protocol.capabilities import Capability, unsupported
 
@@ -143,7 +143,7 @@ class Topology:
             if isinstance(description, TopicDescription):
                 await channel.call("exchange_declare", path, "headers", durable=True)
             else:
-                await declare_dead_letters(channel, path)
+                await declare_dead_letters(self._connection, path)
                 await channel.call(
                     "queue_declare", path, durable=True, arguments=_arguments_of(description)
                 )
@@ -277,14 +277,24 @@ class Topology:
             channel.close()
 
 
-async def declare_dead_letters(channel: BrokerChannel, path: str) -> None:
-    """Declare the queue for the dead letters of a path."""
-    await channel.call(
-        "queue_declare",
-        dead_letter_path(path),
-        durable=True,
-        arguments={"x-queue-type": "quorum", "x-overflow": "reject-publish"},
-    )
+async def declare_dead_letters(connection: BrokerConnection, path: str) -> None:
+    """Declare the queue for the dead letters of a path, if it does not exist.
+
+    An existing queue is used as it is: RabbitMQ refuses to declare it with other arguments.
+    """
+    queue = dead_letter_path(path)
+    if await find_queue(connection, queue) is not None:
+        return
+    channel = await connection.open_channel()
+    try:
+        await channel.call(
+            "queue_declare",
+            queue,
+            durable=True,
+            arguments={"x-queue-type": "quorum", "x-overflow": "reject-publish"},
+        )
+    finally:
+        channel.close()
 
 
 def _described(record: str) -> EntityDescription | None:
@@ -380,7 +390,10 @@ def _bindings_of(
 
 
 def _headers_of(rule_filter: object) -> dict[str, Any]:
-    """Return the headers that a correlation filter compares; refuse unsupported fields."""
+    """Return the headers that a correlation filter compares; refuse unsupported fields.
+
+    A headers exchange ignores names that begin with x-, and escaped names begin with it.
+    """
     if not isinstance(rule_filter, CorrelationFilter):
         raise unsupported(NAME, Capability.RULES, "a SQL filter")
     others = ("message_id", "session_id", "correlation_id", "content_type", "to", "reply_to")
@@ -388,7 +401,8 @@ def _headers_of(rule_filter: object) -> dict[str, Any]:
         if getattr(rule_filter, name) is not None:
             raise unsupported(NAME, Capability.RULES, f"a correlation filter on {name}")
     for name, value in rule_filter.properties.items():
-        if not isinstance(value, str | int | bool) or name.lower().startswith("x-"):
+        is_compared = not name.lower().startswith("x-") and header_name_of(name) == name
+        if not is_compared or not isinstance(value, str | int | bool):
             raise unsupported(
                 NAME, Capability.RULES, f"a correlation filter on the property {name!r}"
             )

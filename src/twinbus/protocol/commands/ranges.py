@@ -24,11 +24,11 @@ from twinbus.limits import (
     MAX_WAIT,
 )
 from twinbus.protocol.commands.command import NO_WAIT, EntityCommand, check_numbers, check_reason
-from twinbus.values import check_span, check_text, check_type, check_whole
+from twinbus.values import check_span, check_text, check_type, check_whole, shown
 
 
 def _check_intervals(what: str, intervals: object) -> None:
-    """Refuse anything but pairs of first and last, and more of them than a batch has messages."""
+    """Raise if a value is not a pair (first, last), or if there are more pairs than allowed."""
     check_type(what, intervals, list, tuple)
     assert isinstance(intervals, list | tuple)
     if len(intervals) > MAX_BATCH_MESSAGES:
@@ -37,7 +37,10 @@ def _check_intervals(what: str, intervals: object) -> None:
             "parts"
         )
     if not all(map(_is_interval, intervals)):
-        raise InvalidArgumentError(f"{what} must contain pairs of first and last, of 64 bits each")
+        wrong = next(pair for pair in intervals if not _is_interval(pair))
+        raise InvalidArgumentError(
+            f"{what} must contain pairs (first, last) of 64-bit integers, not {shown(wrong)}"
+        )
 
 
 def _is_interval(pair: object) -> bool:
@@ -63,7 +66,7 @@ class RangeLease:
     message_count: int
     size_in_bytes: int
     leased_until_utc: datetime
-    origin: str = ""  # the queue's name as origin of transfers; unique, even for the same path
+    origin: str = ""  # names the queue in transfers; a recreated queue has a new name
     oldest_utc: datetime | None = None  # enqueued time of its oldest message
     left_behind: int = 0  # number of other deliverable messages in the queue
     waited_for: str | None = None  # the owner of a lease or lock that delayed this lease
@@ -79,8 +82,12 @@ class RangeLease:
 class LeaseRange(EntityCommand[RangeLease | None]):
     """Lease the next deliverable messages, or a given range; None if there is nothing to lease.
 
-    With `first` and `last`, the same range can be leased again after a crash. This replaces an
-    older lease of the same owner; a lease of another owner raises until it expires.
+    With `first` and `last`, the same range can be leased again after a crash. This ends older
+    leases of the same owner on these messages. If a receiver has locked or another owner has leased
+    one of them, the command raises RangeUnavailableError until the lock or lease expires.
+
+    With `past`, only messages before the first locked or leased message are leased, so that their
+    order is kept. Leases with an epoch in `past` do not count.
     """
 
     owner: str
@@ -89,7 +96,7 @@ class LeaseRange(EntityCommand[RangeLease | None]):
     last: int | None = None
     duration: timedelta = DEFAULT_LEASE_DURATION
     wait: timedelta = NO_WAIT  # how long to wait for messages if there is nothing to lease
-    past: Sequence[int] | None = None  # in order: leases that may be skipped; None: any
+    past: Sequence[int] | None = None  # epochs; None: the order is not kept
     max_bytes: int | None = None  # the first message is leased even if it is larger
 
     def __post_init__(self) -> None:
