@@ -1,4 +1,4 @@
-"""The fast paths of reading and writing AMQP messages give the bytes that the general paths give."""
+"""The fast paths of reading and writing AMQP messages give the bytes of the general paths."""
 
 from contextlib import suppress
 from dataclasses import replace

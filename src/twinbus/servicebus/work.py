@@ -287,7 +287,7 @@ class Work:
 
     @property
     def fetch_bytes(self) -> int:
-        """How many bytes a link may receive at once, so that all links stay within the bound."""
+        """How many bytes a link may receive at once; all links together keep MAX_UNREAD_BYTES."""
         return min(SERVICE_BUS_FETCH_BYTES, MAX_UNREAD_BYTES // (self._waiting + 1))
 
     @property
