@@ -161,7 +161,7 @@ def as_batch(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> pa.RecordB
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return a batch with exactly the columns of MESSAGE_SCHEMA; drop any others.
 
-    Raise InvalidArgumentError if a column is missing or has the wrong type, or a body is null.
+    Raise InvalidArgumentError if a column is missing or cannot be cast, or a body is null.
     """
     try:
         if batch.column("body").null_count:
