@@ -59,7 +59,7 @@ class ConnectionOptions:
     incoming_window: int = AMQP_INCOMING_WINDOW  # of a session, in transfer frames
     tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore credit
     rejects_too_large: bool = False  # if a delivery is too large, reject it and keep the link
-    first_number: int = 0  # of our deliveries and transfers; tests set it just below 2**32
+    first_number: int = 0  # of our deliveries and transfers; tests set it before a wraparound
 
     def __post_init__(self) -> None:
         if not MIN_AMQP_FRAME_BYTES <= self.max_frame_bytes < 2**32:
