@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ALWAYS = {
-    "spark.python.authenticate.socketTimeout": "60s",  # of 15: a busy machine starts Python slowly
+    # Spark's default is 15s, which is too short for Python to start on a busy machine.
+    "spark.python.authenticate.socketTimeout": "60s",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
 # With these variables pyspark creates sessions of Spark Connect only. A value may contain a token.
 _CONNECT = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
-_API_MODE = "SPARK_API_MODE"  # the same if it is `connect`
+_API_MODE = "SPARK_API_MODE"  # has the same effect if its value is `connect`
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
