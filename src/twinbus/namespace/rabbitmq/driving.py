@@ -31,7 +31,7 @@ from twinbus.protocol.requests import BlockingRequest, unanswered
 
 
 class _Selector(selectors.DefaultSelector):
-    """Records whether an exception interrupted the wait, or something else."""
+    """Records whether an exception interrupted the wait for the sockets, or a callback."""
 
     is_waiting = False
 
@@ -141,8 +141,8 @@ class SharedLoop:
             self._leave()
 
     def _take_at_once(self) -> None:
-        """Start the commands before the loop looks at its sockets, which costs a system call."""
-        asyncio._set_running_loop(self._loop)  # noqa: SLF001 - for whoever runs a loop
+        """Start the commands, so that the loop does not poll its sockets first (a system call)."""
+        asyncio._set_running_loop(self._loop)  # noqa: SLF001 - for code that runs a loop
         try:
             self._context.run(self._take)
         finally:
