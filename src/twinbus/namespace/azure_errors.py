@@ -173,7 +173,7 @@ _ADVICE = (  # for texts of the SDK and the service that name no next step
 
 
 def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
-    """Return a failure of the SDK as an error of Twinbus; Twinbus's own errors are returned."""
+    """Return a failure of the SDK as an error of Twinbus; Twinbus's errors stay as they are."""
     if isinstance(error, e.MessagingError):
         return error
     kind, text = mapped(error).kind, _text_of(error)

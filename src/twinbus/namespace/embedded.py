@@ -53,7 +53,7 @@ class EmbeddedNamespace(Closable):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Everything."""
+        """Every capability."""
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":

@@ -72,7 +72,7 @@ class SharedLoop:
         """Queue a command for the thread that has the turn."""
         self._arrivals.append((job, timeout_s))
         if not self._turn.locked():
-            self._needed.set()  # the own thread takes the arrivals
+            self._needed.set()  # the loop's own thread takes the arrivals
         elif not self._is_woken:
             self._is_woken = True
             self._call(self._take)
@@ -149,7 +149,7 @@ class SharedLoop:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _leave(self) -> None:
-        """Release the turn; have the own thread take it if there is something to do."""
+        """Release the turn; the loop's own thread takes it if there is something to do."""
         self._runner.write()  # the loop was stopped before it wrote the last frames
         self._turn_of = 0
         self._turn.release()

@@ -232,7 +232,9 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
     def abort(self) -> None:
         """End a connection that is being opened."""
         if self._transport is not None:
-            self._terminate_stream(exceptions.StreamLostError("nobody waits for the connection"))
+            self._terminate_stream(
+                exceptions.StreamLostError("the namespace was closed while it connected")
+            )
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
 AMQP = "x-twinbus-amqp"
 LIFE = "x-twinbus-time-to-live"
-DELIVERIES = "x-delivery-count"  # the broker sets it, and counts anew in another queue
+DELIVERIES = "x-delivery-count"  # the broker sets it; it starts at 0 again in another queue
 ESCAPED = "x-twinbus-escaped-"
 BASIC = {  # field -> property
     "message_id": "message_id",
@@ -89,7 +89,7 @@ class Publication(NamedTuple):
 
     before: bytes  # the flags of its properties, and the properties before the headers
     headers: bytes  # without the size of their table: the publisher adds a header
-    after: bytes  # the properties behind the headers
+    after: bytes  # the properties after the headers
     body: bytes
     key: str  # its routing key if it is published to a topic
 
@@ -167,7 +167,7 @@ def _add_texts(texts: Sequence[str | None], basic: dict[str, bytes], headers: li
 
 @lru_cache(maxsize=64)
 def _order(flags: int) -> tuple[str, ...]:
-    """Return the properties behind the headers, in the order in which they are written."""
+    """Return the properties after the headers, in the order in which they are written."""
     return tuple(
         name for name, flag in FLAG_OF.items() if flag & flags and flag < FLAG_OF["headers"]
     )

@@ -158,7 +158,9 @@ def _read_table(encoded: bytes, at: int, depth: int = 0) -> tuple[Headers, int]:
             value, at = _read_value(kind, encoded, at, depth)
         headers[name] = value
     if at != end:
-        raise exceptions.InvalidFrameError(f"a header ends {at - end} bytes behind its table")
+        raise exceptions.InvalidFrameError(
+            f"a header ends {at - end} bytes after the end of its table"
+        )
     return headers, at
 
 
@@ -170,7 +172,9 @@ def _read_list(encoded: bytes, at: int, depth: int) -> tuple[list[Any], int]:
         value, at = _read_value(encoded[at], encoded, at + 1, depth)
         values.append(value)
     if at != end:
-        raise exceptions.InvalidFrameError(f"a value ends {at - end} bytes behind its list")
+        raise exceptions.InvalidFrameError(
+            f"a value ends {at - end} bytes after the end of its list"
+        )
     return values, at
 
 

@@ -330,7 +330,7 @@ class CommandRunner:
 
 
 _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
-    Receive: CommandRunner._receive,  # noqa: SLF001 - its own
+    Receive: CommandRunner._receive,  # noqa: SLF001 - a table of its methods
     Settle: CommandRunner._settle,  # noqa: SLF001
     CreateEntity: CommandRunner._create,  # noqa: SLF001
     UpdateEntity: CommandRunner._update,  # noqa: SLF001
