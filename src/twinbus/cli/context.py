@@ -5,6 +5,7 @@ and in its range, a length of time is in its range. So a command never gets an i
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from twinbus.spans import format_span, parse_span
 from twinbus.spark.session import check_installed
 
 CONNECTION = "TWINBUS_CONNECTION"
+_SILENT_S = 2  # how long a command may try without saying so
 UNBOUNDED = 10_000  # columns of output that is not read on a terminal
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C", bound=Closable)
@@ -211,13 +213,16 @@ def find_connection(
 
 
 def _read_connection(file: Path, option: str) -> str:
-    """Return the connection string in a file, or in a line of standard input for `-`."""
+    """Return the first line of a file, or of standard input for `-`.
+
+    The output of `twinbus serve` has further lines after the connection string.
+    """
     try:
         if str(file) == "-":
             found = sys.stdin.buffer.readline(MAX_CONNECTION_BYTES + 1)
         else:
             with file.open("rb") as opened:
-                found = opened.read(MAX_CONNECTION_BYTES + 1)
+                found = opened.readline(MAX_CONNECTION_BYTES + 1)
     except OSError as error:  # the text has no file name: it may be a connection string
         raise click.UsageError(
             f"{option} cannot be read: {error.strerror}. Check the path and the permissions"
@@ -226,8 +231,8 @@ def _read_connection(file: Path, option: str) -> str:
         raise click.UsageError(f"{option} is not the name of a file") from error
     if len(found) > MAX_CONNECTION_BYTES:
         raise click.UsageError(
-            f"{option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not a connection "
-            "string. Give a file that contains only the connection string"
+            f"the first line of {option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not "
+            "a connection string. Give a file whose first line is the connection string"
         )
     try:
         return found.decode("utf-8").strip()
@@ -256,7 +261,7 @@ def talks_to_namespace(command: _F) -> _F:
     @click.option(
         "--connection-file",
         type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-        help="File with the connection string; - reads a line from standard input.",
+        help="File whose first line is the connection string; - is standard input.",
     )
     @click.option(
         "--timeout",
@@ -275,7 +280,8 @@ def talks_to_namespace(command: _F) -> _F:
         **options: Any,
     ) -> Any:
         settings = Settings(find_connection(connection, connection_file), timeout, as_json)
-        return command(*args, settings=settings, **options)
+        with first_retry_shown():
+            return command(*args, settings=settings, **options)
 
     wrapped.__name__ = command.__name__
     wrapped.__doc__ = command.__doc__
@@ -284,6 +290,34 @@ def talks_to_namespace(command: _F) -> _F:
         *getattr(wrapped, "__click_params__", []),
     ]
     return wrapped  # type: ignore[return-value]
+
+
+class _FirstRetry(logging.Handler):
+    """Prints the first record to standard error, unless the operation ends soon."""
+
+    _is_shown = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_shown and vars(record)["facts"]["left_s"] > _SILENT_S:
+            self._is_shown = True
+            click.echo(record.getMessage(), err=True)
+
+
+@contextmanager
+def first_retry_shown() -> Iterator[None]:
+    """Say on standard error when an operation fails for the first time and is tried again.
+
+    It may be tried for the whole --timeout, and its user would see nothing in the meantime.
+    """
+    retries, handler = logging.getLogger("twinbus.retries"), _FirstRetry()
+    level = retries.level
+    retries.setLevel(logging.DEBUG)
+    retries.addHandler(handler)
+    try:
+        yield
+    finally:
+        retries.removeHandler(handler)
+        retries.setLevel(level)
 
 
 def check_spark() -> None:
