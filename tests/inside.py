@@ -76,7 +76,7 @@ def alarm_entries(engine: Engine) -> int:
 
 def requests_of_slow_disk(engine: Engine) -> list[Request]:
     """Return the requests whose answers wait until a slow disk has flushed."""
-    return [request for request, _ in engine._delayed_replies]
+    return [request for request, _ in (*engine._delayed_replies, *engine._delayed_refusals)]
 
 
 def armed_alarm(engine: Engine, entity: int) -> int:
