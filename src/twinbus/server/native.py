@@ -1,4 +1,4 @@
-"""The native door: moves bytes between the socket of a Twinbus client and its conversation.
+"""Native connections: moves bytes between the socket of a Twinbus client and its conversation.
 
 Sends may contain AMQP sections, which are decoded to check them. That can take a second for each
 megabyte, so the sections of a large send are checked in several callbacks of the loop. The later
@@ -138,7 +138,7 @@ class NativeConnection(ClientConnection):
         door.has_replies(self)
 
     def flush(self) -> None:
-        """Write pending bytes and replies within credit; close when the conversation has ended."""
+        """Write pending bytes, submit requests with credit; close after the conversation's end."""
         if self._is_aborted:  # the buffer was discarded: the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
@@ -190,7 +190,7 @@ class NativeConnection(ClientConnection):
 
 
 def _is_refused(request: Request) -> bool:
-    """Refuse a send of messages that no Service Bus client could decode, and return True."""
+    """Refuse a send of messages that no Service Bus client could decode; return whether it is."""
     try:
         for stored in _stored_sections(request.command):
             _check(stored)
