@@ -213,10 +213,10 @@ def _check_some(left: Iterator[object], most: int) -> bool:
 
 
 def _check(stored: object, most: int) -> int:
-    """Check the sections of a message; return the size of what was decoded.
+    """Check the sections of a message; return the number of decoded bytes.
 
-    Sections of more than `most` bytes are not decoded, which would take up to 60 times their size:
-    the broker refuses the message because it is too large.
+    Sections of more than `most` bytes are not decoded, because decoding can take 60 times their
+    size in memory. The broker refuses such a message as too large.
     """
     if type(stored) is not bytes:  # the broker refuses columns of another type
         return 0

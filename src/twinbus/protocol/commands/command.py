@@ -57,8 +57,11 @@ def check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
         count = len(numbers) if are_valid else 0  # type: ignore[arg-type]
     if not are_valid:
         least = "of 64 bits" if low < 0 else f"from {low} to 2**63 - 1"
+        is_plain = type(numbers) in (list, tuple, range)  # the text of an array has line breaks
+        found = shown(numbers) if is_plain else type(numbers).__name__
         raise InvalidArgumentError(
-            f"{what} is {shown(numbers)}; it must be a sequence of whole numbers {least}"
+            f"{what} is {found}; it must be a list, tuple or range of whole numbers {least}, or an "
+            "array of int64"
         )
     if count > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(

@@ -20,14 +20,17 @@ from twinbus.limits import (
 from twinbus.message import LOCK_TOKEN, check_moment
 from twinbus.protocol.commands.command import NO_WAIT, EntityCommand, check_numbers, check_reason
 from twinbus.protocol.commands.sessions import SessionLock
-from twinbus.values import check_optional_text, check_span, check_type, check_whole, shown
+from twinbus.values import check_optional_text, check_span, check_type, check_whole
 
 
 def _check_tokens(tokens: object) -> None:
     if not isinstance(tokens, pa.Array) or tokens.type != LOCK_TOKEN or tokens.null_count:
+        kind = type(tokens).__name__
+        if isinstance(tokens, pa.Array):
+            kind = f"an array of {tokens.type} with {tokens.null_count} nulls"
         raise InvalidArgumentError(
-            f"lock_tokens is {shown(tokens)}; it must be an Arrow array of the type LOCK_TOKEN "
-            "without nulls. Make one with message.tokens_of"
+            f"lock_tokens is {kind}; it must be an Arrow array of {LOCK_TOKEN} without nulls. Make "
+            "one with message.tokens_of"
         )
     if len(tokens) > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
