@@ -73,7 +73,10 @@ def path() -> str:
         ),
         (entry(queue(name="Other")), "is not expected here"),
         (entry(queue(name="RuleDescription")), "is not expected here"),
-        (entry(queue(name="SubscriptionDescription")), "another kind of entity"),
+        (
+            entry(queue(name="SubscriptionDescription")),
+            "another kind of entity; send a QueueDescription or a TopicDescription",
+        ),
         (entry(queue("<Colour>red</Colour>")), "has no setting 'Colour'"),
         (entry(queue("<Status>Active</Status>" * 2)), "twice"),
         (entry(queue("<LockDuration>a while</LockDuration>")), "not a length of time"),

@@ -93,7 +93,7 @@ def test_a_file_may_have_several_namespaces(tmp_path: Path) -> None:
         ('{"UserConfig": {"Namespaces": 1}}', "must be a list"),
         ('{"UserConfig": {"Namespaces": [1]}}', "must be an object"),
         ('{"UserConfig": {"Namespaces": [{}]}}', "needs a Name"),
-        ('{"UserConfig": {"Colours": []}}', "unknown 'Colours'"),
+        ('{"UserConfig": {"Colours": []}}', "unknown name 'Colours'"),
         ('{"UserConfig": 1, "UserConfig": 2}', "twice"),
         (config(namespace("one"), namespace("ONE")), "no name twice"),
         ("[" * 100_000, "not a JSON file"),
@@ -127,7 +127,7 @@ def rule(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        (lambda value: value.update(Relays=[]), "namespace 'sbemulatorns'.*unknown 'Relays'"),
+        (lambda value: value.update(Relays=[]), "namespace 'sbemulatorns'.*unknown name 'Relays'"),
         (
             lambda value: queue(value).update(Colour="red", X=1),
             "queue 'orders'.*no setting 'Colour'",
@@ -148,9 +148,12 @@ def rule(found: dict[str, Any]) -> dict[str, Any]:
             lambda value: value["Queues"][0].update(Name="two words"),
             "queue 'two words'.*not a valid",
         ),
-        (lambda value: value["Queues"][0].update(Extra=1), "queue 'orders'.*unknown 'Extra'"),
+        (lambda value: value["Queues"][0].update(Extra=1), "queue 'orders'.*unknown name 'Extra'"),
         (lambda value: value["Topics"][0].pop("Name"), "topic 1.*needs a Name"),
-        (lambda value: rule(value).update(FilterType="Xml"), "rule 'by-sql'.*FilterType is 'Xml'"),
+        (
+            lambda value: rule(value).update(FilterType="Xml"),
+            "rule 'by-sql'.*FilterType is 'Xml'; it must be Sql, Correlation, True or False",
+        ),
         (lambda value: rule(value)["SqlFilter"].update(SqlExpression="a ="), "rule 'by-sql'"),
         (lambda value: rule(value)["Action"].update(SqlExpression="SET"), "rule 'by-sql'"),
         (

@@ -33,7 +33,7 @@ class Handovers:
     _orders: dict[int, str] = field(default_factory=dict)  # by sequence number
 
     def add(self, numbers: Iterable[int], orders: Iterable[str]) -> None:
-        """Count received orders, given their sequence numbers and message ids."""
+        """Count received orders, from their sequence numbers and message ids."""
         for number, order in zip(numbers, orders, strict=True):
             known = self._orders.get(number)
             if known is None:

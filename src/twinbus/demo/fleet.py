@@ -165,7 +165,7 @@ class Fleet(Closable):
         return all(state is HealthState.HEALTHY for state in states)
 
     def stop(self) -> None:
-        """Let every application finish its send."""
+        """Stop sending; wait until every application has finished its last send."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -210,7 +210,7 @@ class Consumer(Closable):
                     time.sleep(0.2)
 
     def _take(self, orders: MessageReceiver, batch: pa.RecordBatch) -> None:
-        """Count a batch before completing it: the completion may succeed but lose its reply."""
+        """Count a batch before completing it: a completion may succeed while its reply is lost."""
         self.handovers.add(
             batch.column("sequence_number").to_pylist(), batch.column("message_id").to_pylist()
         )

@@ -51,7 +51,7 @@ def run_demo(seconds: float, page: Path, *, on_sdk: bool = False) -> bool:
             try:
                 audit = _play(seconds, folder, stack, on_sdk)
             except KeyboardInterrupt:
-                spark.abandon()  # before the stack closes: the syphon would finish its batch
+                spark.abandon()  # otherwise the stack would wait for the syphon's batch
                 raise
         print("the report is made from the ledgers ...")
         report = make_report(
@@ -78,7 +78,7 @@ def describe_queue(*, detects_duplicates: bool = False) -> QueueDescription:
 
 
 def _clients(*, on_sdk: bool) -> tuple[type[Fleet], type[Any], Callable[[str], str]]:
-    """Return the classes of senders and receivers, and a function of a connection string."""
+    """Return the classes of senders and receivers, and what converts their connection strings."""
     if not on_sdk:
         return Fleet, Consumer, str
     from twinbus.demo.service_bus import (  # noqa: PLC0415 - needs the extra `azure`

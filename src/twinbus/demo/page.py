@@ -1,4 +1,4 @@
-"""The verdict of the demo, and its page."""
+"""The verdict of the demo, and the HTML page that shows it."""
 
 from dataclasses import dataclass
 from html import escape
@@ -71,7 +71,7 @@ class DemoVerdict:
 
     @classmethod
     def of(cls, audit: Audit, not_reconciled: int) -> "DemoVerdict":
-        """Return the verdict on an audit and the number of messages the ledgers cannot explain."""
+        """Return the verdict, given an audit and how many messages the ledgers cannot explain."""
         problems = audit.problems
         if not_reconciled:
             problems.append(f"{not_reconciled:,} message(s) not accounted for by the ledgers")

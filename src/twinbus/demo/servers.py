@@ -29,14 +29,14 @@ class DemoServer(Closable):
         self.connection = self.start()
 
     def start(self) -> str:
-        """Start the process, wait until it is ready, and return the first line of its output."""
+        """Start the process, wait until it is ready, and return the connection string."""
         with self._log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                process_group=0,  # Ctrl-C must reach only the example, which stops its servers
+                process_group=0,  # Ctrl-C must reach only the demo, which stops its servers
             )
         assert self._process.stdout is not None
         first = line = self._process.stdout.readline()

@@ -1,4 +1,4 @@
-"""The applications and the consumer of the demo, written on the SDK of Azure Service Bus.
+"""The applications and the consumer of the demo, written with the SDK of Azure Service Bus.
 
 The applications send with `PairedServiceBusClient`. The primary is a Twinbus server at sb://, not
 Azure.
@@ -27,7 +27,7 @@ _RECEIVED = 500  # orders at once
 
 
 def service_bus(text: str, name: str = "shop") -> str:
-    """Return the connection string of a server as one of a Service Bus."""
+    """Return the connection string of a Twinbus server in the form that the SDK reads."""
     native = ConnectionString.parse(text)
     return (
         f"Endpoint=sb://localhost:{native.port};Name={name};SharedAccessKeyName={native.key_name};"
@@ -36,7 +36,7 @@ def service_bus(text: str, name: str = "shop") -> str:
 
 
 class ServiceBusFleet(Fleet):
-    """Applications that are written on the SDK, each with a paired client."""
+    """Applications that are written with the SDK, each with a paired client."""
 
     pace_s = 0.5  # slow, because the consumer completes one order after the other on the SDK
     refusals = (ServiceBusError,)
@@ -103,7 +103,7 @@ class ServiceBusConsumer(Closable):
         return all(order in self.handovers.places for order in acknowledged)
 
     def stop(self) -> None:
-        """Finish the current receive."""
+        """Wait for the current receive, then stop."""
         self._stop.set()
         self._thread.join()
 

@@ -1,1 +1,1 @@
-"""The commands of a namespace and their encoding; clients and servers use it."""
+"""The commands of a namespace and their encoding, as clients and servers use them."""

@@ -1,8 +1,9 @@
 """Access control: tokens, the keys that signed them, and the claims that commands need.
 
-Pure: `now` is an argument, and keys are created elsewhere. A connection shows a token signed with
-either secret of a key. After a secret is replaced, the broker refuses tokens that it signed, and
-still accepts tokens of the other secret. table.py lists the claim that each command needs.
+Pure: `now` is an argument, and keys are created elsewhere. A connection shows a token that its
+client signed with one of the two secrets of a key. After a secret is replaced, tokens that were
+signed with the old secret are refused; tokens that were signed with the other secret stay valid.
+table.py lists the claim that each command needs.
 """
 
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from twinbus.protocol.table import Reach, row_of
 
 
 class Principal(Protocol):
-    """The caller of a command: its claims, and the id of the key that owns its senders."""
+    """The caller of a command: its claims, and the id of its key, which owns its senders."""
 
     @property
     def id(self) -> str:
@@ -28,7 +29,7 @@ class Principal(Protocol):
         ...
 
     def may(self, claim: Claim, path: str | None) -> bool:
-        """Return whether it has a claim on an entity; None means the namespace."""
+        """Return whether the caller has a claim on an entity; None means the namespace."""
         ...
 
 
@@ -46,7 +47,11 @@ OWNER = _Owner()
 
 
 def _covers(entity_path: str, path: str) -> bool:
-    """Return whether a path is the entity, one of its subscriptions, or their dead-letter queue."""
+    """Return whether a key or token for an entity is also valid for a path.
+
+    The path may be the entity, one of its subscriptions, or a dead-letter queue of these. If the
+    entity is a folder of backlog queues, the path may also be a queue in the folder.
+    """
     left = path.lower().removeprefix(entity_path.lower())
     if left == path.lower():
         return False
@@ -62,7 +67,7 @@ class Admission:
     token: Token
     key: SharedAccessKey
     id: str = field(init=False, compare=False)  # of the key
-    # Commands, paths and origins that were allowed before: a token and its key never change.
+    # Commands, paths and origins that `check` has allowed. The token and its key never change.
     _allowed: set[tuple[type, str, str]] = field(
         init=False, compare=False, repr=False, default_factory=set
     )
@@ -91,7 +96,8 @@ class Admission:
             if asked in self._allowed:
                 return
             self._check_command(command)
-            if not row_of(command).is_managing:  # these need checks of more than a path
+            # A managing command is checked by more than its path, so it is not remembered.
+            if not row_of(command).is_managing:
                 self._remember(asked)
         else:
             self._check_command(command)
@@ -121,14 +127,18 @@ class Admission:
             )
         if not self.may(claim, path):
             raise UnauthorizedError(
-                f"key {self.key.name} is for {self._scopes[0]} and not for "
-                f"{path or 'the namespace'}. Use a key of {path or 'the whole namespace'}",
+                f"the token of key {self.key.name} is valid for {self._scopes[0]} and not for "
+                f"{path or 'the namespace'}. Use a token and a key of {path or 'the namespace'}",
                 claim=claim.value,
                 path=path,
             )
 
     def _path_in_folder(self, command: Command[Any]) -> str | None:
-        """Return the path for which a key of a folder is checked; None means the namespace."""
+        """Return the path that token and key must cover; None means the namespace.
+
+        If they are limited to a folder of backlog queues, this is the path of the entity to create,
+        or the folder whose queues are listed.
+        """
         scopes = self._scopes
         if not scopes or not all(map(is_backlog_folder, scopes)):
             return None
@@ -136,7 +146,7 @@ class Admission:
         return scopes[-1] if described is None else str(described.path)
 
     def _check_origin(self, source: str, path: str | None) -> None:
-        """Refuse a backlog queue as origin to a key without the claim transfer.
+        """Refuse a spill store as origin; refuse a backlog queue if the claim transfer is missing.
 
         The primary ignores messages of such an origin whose numbers it already has. A key that
         could use any origin could make the primary ignore the messages of others.
@@ -144,7 +154,8 @@ class Admission:
         kind = origin_kind(source)
         if kind is OriginKind.SPILL:
             raise UnauthorizedError(
-                "the origin names a spill store, which only the broker may do. Send without it"
+                f"the origin {source!r:.60} is a spill store, which only the broker may use. Send "
+                "without an origin"
             )
         has_claim = Claim.TRANSFER in self.key.claims and self.may(Claim.TRANSFER, path)
         if kind is OriginKind.TRANSFER and not (has_claim or self.may(Claim.MANAGE, None)):
@@ -157,7 +168,7 @@ class Admission:
 
 
 class AccessKeys:
-    """The keys of a namespace. Any thread may read it: a change replaces the mapping."""
+    """The keys of a namespace. Any thread may read them: a change replaces the mapping."""
 
     def __init__(self) -> None:
         self._keys: Mapping[str, SharedAccessKey] = {}
@@ -198,7 +209,7 @@ class AccessKeys:
         )
 
     def recheck(self, admission: Admission, now: int) -> Admission:
-        """Return a currently valid admission: tokens expire, keys are rotated and removed."""
+        """Return the admission with its present key; raise if the token or key is now invalid."""
         token = admission.token
         if token.expires_s * SECOND_US <= now:
             raise _expired(token, now)
@@ -226,7 +237,7 @@ class AccessKeys:
 
 def _expired(token: Token, now: int) -> UnauthorizedError:
     return UnauthorizedError(
-        f"the token expired {now // SECOND_US - token.expires_s} s ago; sign a new one, and "
-        "compare the clocks of the two machines",
+        f"the token expired {now // SECOND_US - token.expires_s} s ago; sign a new one. If the "
+        "token is new, compare the clocks of the client and the server",
         expired=True,
     )

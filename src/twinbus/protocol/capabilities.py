@@ -11,7 +11,7 @@ from twinbus.errors import UnsupportedCapabilityError
 
 
 class Capability(Enum):
-    """A feature that not every engine has; the value is its name in error texts."""
+    """A feature that not every kind of namespace has; the value is its name in error texts."""
 
     SESSIONS = "sessions"
     SCHEDULING = "scheduled messages"
@@ -51,7 +51,7 @@ def unsupported(namespace: str, capability: Capability, what: str) -> Unsupporte
     """Return the error for `what`, which needs a capability that the namespace lacks."""
     return UnsupportedCapabilityError(
         f"{what} needs {capability.value}, which {namespace} does not support. Use a namespace "
-        "with this capability, or leave it out",
+        "with this capability, or leave out what needs it",
         capability=capability.name,
         namespace=namespace,
     )

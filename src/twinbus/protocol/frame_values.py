@@ -1,4 +1,4 @@
-"""Values in frames: a value of Python becomes a part of the head, or bytes of the body.
+"""Values in frames: a Python value becomes a part of the head, or bytes of the body.
 
 Values of the head are those of plain.py, and in addition:
 
@@ -10,9 +10,9 @@ Values of the head are those of plain.py, and in addition:
     {"$": "run", "first", "count"}      consecutive numbers
     {"$": "span", "days", "seconds", "us"}    a length of time
 
-`at` is the offset in the body and `size` the number of bytes. Compressed Arrow batches are refused,
-because a few bytes could decompress to gigabytes. A peer may send anything: what cannot be decoded
-raises `InvalidArgumentError`. wire.py uses this for each frame.
+`at` is the offset in the body and `size` the number of bytes. Compressed batches of messages are
+refused, because a few bytes could decompress to gigabytes. A peer may send anything: bytes that
+cannot be decoded raise `InvalidArgumentError`. wire.py uses this for each frame.
 """
 
 import struct
@@ -32,6 +32,7 @@ from twinbus.plain import Kinds, Plain
 from twinbus.protocol import commands as c
 from twinbus.protocol.frames import Buffers, frame
 from twinbus.protocol.keys import Claim, SharedAccessKey
+from twinbus.values import shown
 
 _VALUES = (
     c.Origin,
@@ -82,7 +83,7 @@ class ValueEncoder(Plain):
         return super().dump(value)
 
     def _dump_scalar(self, value: Any) -> Any:
-        if type(value) is timedelta:  # in microseconds the longest would not fit 64 bits
+        if type(value) is timedelta:  # the longest one, in microseconds, exceeds 64 bits
             days, seconds, us = value.days, value.seconds, value.microseconds
             return {"$": "span", "days": days, "seconds": seconds, "us": us}
         return super()._dump_scalar(value)
@@ -108,7 +109,7 @@ class ValueEncoder(Plain):
             self.size += padding
 
     def frame(self, head: Sequence[Any]) -> Buffers:
-        """Return the frame with a head that was encoded here."""
+        """Return the frame of a head whose values this encoder has encoded."""
         return frame(head, self.body, self.size)
 
 
@@ -134,10 +135,13 @@ class ValueDecoder(Plain):
         if kind == "run":
             first, count = plain["first"], plain["count"]
             if type(first) is not int or type(count) is not int:
-                raise InvalidArgumentError("a run needs a first number and a count")
+                raise InvalidArgumentError(
+                    f"a run of numbers in a frame has first {shown(first)} and count "
+                    f"{shown(count)}; both must be integers"
+                )
             if not 0 <= count <= MAX_BATCH_MESSAGES:  # a huge run must never be expanded
                 raise InvalidArgumentError(
-                    f"a run of {count} numbers; the limit is {MAX_BATCH_MESSAGES}"
+                    f"a frame has a run of {count} numbers; it must have 0 to {MAX_BATCH_MESSAGES}"
                 )
             return range(first, first + count)
         if kind == "span":
@@ -150,7 +154,10 @@ class ValueDecoder(Plain):
         """Return the bytes to which a value refers."""
         at, size = plain["at"], plain["size"]
         if not 0 <= at <= at + size <= len(self._body):
-            raise InvalidArgumentError("a value refers to bytes outside of its frame")
+            raise InvalidArgumentError(
+                f"a value refers to {size} bytes at {at} of its frame, whose body has only "
+                f"{len(self._body)} bytes"
+            )
         return self._body[at : at + size]
 
     def _load_blob(self, kind: str, blob: memoryview) -> Any:
@@ -158,7 +165,9 @@ class ValueDecoder(Plain):
             return bytes(blob)
         if kind == "batch":
             if not self._may_have_batches:
-                raise InvalidArgumentError("a batch is not allowed in a field of a command")
+                raise InvalidArgumentError(
+                    "a field of a command is an Arrow batch; only the messages of a Send may be one"
+                )
             return _from_ipc(blob)
         if kind == "numbers":
             return np.frombuffer(blob, np.int64)
@@ -171,7 +180,10 @@ class ValueDecoder(Plain):
             return unpack(blob)
         count, rest = divmod(len(blob), LOCK_TOKEN.byte_width)
         if rest:
-            raise InvalidArgumentError("a frame has an incomplete lock token")
+            raise InvalidArgumentError(
+                f"a frame has {len(blob)} bytes of lock tokens; each token has "
+                f"{LOCK_TOKEN.byte_width} bytes"
+            )
         return pa.Array.from_buffers(LOCK_TOKEN, count, [None, pa.py_buffer(bytes(blob))])
 
 

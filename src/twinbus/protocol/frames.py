@@ -9,7 +9,8 @@ port. After that both sides send frames:
     padding   zeros up to a multiple of 8 bytes from the beginning of the frame
     body      bytes to which values in the head refer (frame_values.py)
 
-The size of a client's head is limited (MAX_HEAD_BYTES), because decoding needs a multiple of it.
+The size of a client's head is limited (MAX_HEAD_BYTES), because decoding a head takes many
+times its size in memory.
 Memory for a frame grows with the bytes that arrive, not with the length that a peer announces.
 
 The conversations of both ends use this, each from the thread that reads its connection.
@@ -99,7 +100,7 @@ class FrameReader:
         self._pieces, self.own, self.filled, self._size = [], None, 0, 0
 
     def room(self) -> memoryview:
-        """Return the buffer for the next bytes of a large frame; call it only if there is one.
+        """Return the buffer for the next bytes of a large frame; `own` must be set.
 
         The caller passes the number of bytes that it wrote there to `filled_in`.
         """
@@ -115,10 +116,10 @@ class FrameReader:
             yield self._finish()
 
     def single_frame(self, data: bytes) -> Frame | None:
-        """Return the frame if these bytes are exactly one frame; otherwise None: call `feed`.
+        """Return the frame if these bytes are exactly one frame; for None, the caller uses `feed`.
 
-        A caller that waits for each reply sends one frame at a time, and nearly always it arrives
-        complete. The body is a view of the data, which must start at a multiple of 8 in memory.
+        A peer that waits for each reply sends one frame at a time, which nearly always arrives
+        complete. The body is a view of `data`, which must start at a multiple of 8 in memory.
         """
         size = len(data)
         if self.filled or size < LENGTHS.size:
@@ -141,7 +142,7 @@ class FrameReader:
             if not self.filled and end - at >= LENGTHS.size:  # nearly always: complete frames
                 head_size, size = self._lengths(data, at)
                 if end - at >= size:
-                    # Only in a buffer of its own does a body start at a multiple of 8.
+                    # The body may not start at a multiple of 8 in memory, so `_split` copies it.
                     content = memoryview(data)[at : at + size]
                     at += size
                     self.frame_bytes = size
@@ -177,9 +178,10 @@ class FrameReader:
         self._head_size, self._size = head_size, size
 
     def _make_room(self) -> None:
-        """Enlarge the buffer of a large frame: as needed, but at most to a multiple of its bytes.
+        """Enlarge the buffer of a large frame to a multiple of the bytes that have arrived.
 
-        The operating system provides the unused part of the buffer only when it is written.
+        The buffer never exceeds the frame. The operating system provides memory for a page of the
+        buffer only when the page is written.
         """
         before = b"".join(self._pieces) if self.own is None else self.own
         size = min(FRAME_GROWTH * self.filled, self._size)

@@ -6,8 +6,8 @@ A key belongs to the namespace, to a queue or topic, or to the folder of a prima
     Send      send, schedule, cancel
     Listen    receive, settle, browse, sessions, ranges
     Transfer  bring messages home: send with the origin of their backlog queue
-    Manage    everything. To create and list entities, keys and the meter, it must be a key of the
-              namespace; a key of a folder can manage the backlog queues in it
+    Manage    everything. Only a key of the namespace can create and list entities, manage keys and
+              read the meter; but a key of a folder can create and list the backlog queues in it
 """
 
 import re
@@ -20,7 +20,7 @@ from twinbus.values import check_optional_text, check_text, check_type
 
 _NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARACTERS}}}")
 ROOT_KEY = "RootManageSharedAccessKey"
-EMULATOR_SECRET = "SAS_KEY_VALUE"  # noqa: S105 - of the official emulator: publicly known
+EMULATOR_SECRET = "SAS_KEY_VALUE"  # noqa: S105 - the official emulator's, which is public
 
 
 class Claim(Enum):
@@ -51,7 +51,8 @@ class SharedAccessKey:
         check_type("claims", self.claims, tuple, list)
         if not self.claims or not all(isinstance(claim, Claim) for claim in self.claims):
             raise InvalidArgumentError(
-                f"key {self.name} has no claims; give some of manage, send, listen and transfer"
+                f"key {self.name} has no claims, or a value among them that is not a Claim; give "
+                "some of manage, send, listen and transfer"
             )
         object.__setattr__(self, "claims", tuple(dict.fromkeys(self.claims)))
         for secret in (self.primary, self.secondary):

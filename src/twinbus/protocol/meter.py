@@ -2,8 +2,9 @@
 
 Each operation has a purpose, so that reports can separate the price of pairing from the price of
 the application's own operations. An operation is counted when it is answered, with the outcome that
-the caller gets, even if the log refuses what the broker had decided. A broker counts the operations
-that it executes; a client counts its operations on a namespace that does not write a ledger.
+the caller gets: if the log refuses the record of a successful command, the outcome is that error. A
+broker counts the operations that it executes; a client counts its operations on a namespace that
+does not write a ledger.
 """
 
 from collections.abc import Iterable, Sequence
@@ -50,7 +51,7 @@ def purpose_of_send(send: c.Send) -> Purpose:
 
 
 def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Purpose]:
-    """Return the purposes of sends to one entity, without pings."""
+    """Return the purposes of sends to one entity, none of which is a ping."""
     if is_backlog_path(path):
         return [Purpose.BACKLOG] * len(origins)
     return [
@@ -62,7 +63,7 @@ def purposes_of_sends(path: str, origins: Sequence[c.Origin | None]) -> list[Pur
 
 
 class Metered(NamedTuple):
-    """A reply with a known load."""
+    """A reply with its load, which the handler of the command has computed."""
 
     reply: Any
     load: Load
@@ -143,7 +144,7 @@ class Meter:
         totals[3] += done.load.units
 
     def shift(self, by: int) -> None:
-        """Begin a new period, because the wall clock was set."""
+        """Begin a new period, because the wall clock was moved `by` microseconds."""
         self._close()
         self._begin(self._began + by)
 

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from twinbus.errors import MessagingError
 
 EMPTY: Final = "Empty"  # the outcome of a receive without messages
-UNIT_BYTES: Final = 64 * 1024  # the size of one billed operation
+UNIT_BYTES: Final = 64 * 1024  # messages are billed in units of this size
 
 
 class Purpose(Enum):

@@ -5,10 +5,11 @@
     spill/<32 hex digits>     a spill store; only the broker itself may use it
     anything else             a queue whose messages are brought home: needs the claim Transfer
 
-The broker names its own queues `<path>#<number>.<birth>[.<start>]`. `birth` is a nonce of the
-queue's creation. `start` is a nonce of the broker start that gave the message its number; it is
-omitted for the start in which the queue was created. A directory that was restored from a backup
-gives the same numbers again, but in another start, so these are different origins.
+The broker names its own queues `<path>#<number>.<birth>[.<start>]`. `number` is the queue's number
+in the log. `birth` is a nonce of the queue's creation. `start` is a nonce of the broker start in
+which the message got its number; it is omitted for the start in which the queue was created. After
+a directory was restored from a backup, the broker assigns the same numbers again, but in another
+start, so these are different origins.
 """
 
 import re
@@ -80,5 +81,5 @@ def sender_number(source: str) -> int | None:
 
 
 def message_id_of(source: str, number: int) -> str:
-    """Return an id for a message without one; it is the same for every copy."""
+    """Return a message id for a message without one; every copy of it gets the same id."""
     return str(uuid5(NAMESPACE_URL, f"twinbus:{source}:{number}"))

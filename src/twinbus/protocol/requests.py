@@ -1,7 +1,7 @@
 """A request: a command in progress, its caller, and how the caller gets the reply.
 
 Clients, the server and the broker all use this class. The side that executes a command answers each
-request once, with a value or an error. It does so while it has the turn or holds a lock, so
+request once, with a value or an error. It does so during a turn of the broker or under a lock, so
 `answer` and `fail` must neither block nor submit further commands.
 """
 
@@ -62,15 +62,15 @@ class BlockingRequest(Request):
         if not self._answered.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
             raise unanswered(timeout_s or 0, self.command)
         if self._error is not None:
-            raise self._error.with_traceback(None)  # other callers may raise the same error
+            raise self._error.with_traceback(None)  # several callers may raise this error object
         return self._value
 
 
 class FutureRequest(Request):
-    """A request with a future for its reply, which is completed outside of the turn and locks.
+    """A request with a future, which is completed after the turn, without locks.
 
     The thread that completes a future runs its callbacks, and a callback may submit commands. So
-    an answered request waits in `answered` until the owner of the list calls `complete`.
+    an answered request waits in `answered` until the owner of this queue calls `complete_all`.
     """
 
     __slots__ = ("_answered", "_done", "_error", "_value", "future")

@@ -5,9 +5,9 @@ APPLICATION_FIELDS, without unset fields at the end. The bodies are concatenated
 frame. Times are integer microseconds. Properties are a map of names to values: text, numbers,
 booleans and bytes directly, other types as a pair of the type's name and a plain value.
 
-Rows become columns once per turn of the broker, all rows of the turn together. The log stores a few
-messages as rows. A receiver that takes rows gets them as they are stored, with the facts that the
-broker adds to each message (`DeliveryRows`).
+The broker converts the rows of all sends of a turn to columns together. If a turn has few messages,
+the log stores them as rows. A receiver that takes rows gets them as they are stored, with the facts
+that the broker adds to each message (`DeliveryRows`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ from twinbus.message import (
     to_messages,
     tokens_of,
 )
+from twinbus.values import shown
 
 _PLAIN_TYPES = (str, int, float, bool, bytes)
 _LIFE, _SCHEDULE, _PROPERTIES = (
@@ -89,14 +90,20 @@ def decode_rows(rows: list[Any], body: memoryview) -> list[BrokeredMessage]:
 
 
 def split_rows(rows: list[Any], body: memoryview) -> Iterator[tuple[list[Any], memoryview]]:
-    """Give each row with its part of the concatenated bodies; refuse a row of another form."""
+    """Yield each row with its part of the concatenated bodies; refuse a row of another form."""
     at = 0
     for row in rows:
         if type(row) is not list or not 1 <= len(row) <= len(APPLICATION_FIELDS):
-            raise InvalidArgumentError("a row of messages is not a list of the fields of a message")
+            raise InvalidArgumentError(
+                f"a row is {shown(row)}; it must be a list of 1 to {len(APPLICATION_FIELDS)} "
+                "fields of a message"
+            )
         size = row[0]
         if type(size) is not int or not 0 <= size <= len(body) - at:
-            raise InvalidArgumentError("a row of messages refers to bytes outside of its frame")
+            raise InvalidArgumentError(
+                f"a row has a body of {shown(size)} bytes, but only {len(body) - at} bytes of "
+                "bodies are left in its frame"
+            )
         yield row, body[at : at + size]
         at += size
 
@@ -121,7 +128,9 @@ def _decode_rest(values: list[Any]) -> None:
     if len(values) > _PROPERTIES:
         properties = {} if values[_PROPERTIES] is None else values[_PROPERTIES]
         if type(properties) is not dict:
-            raise InvalidArgumentError("the properties of a message are not a map")
+            raise InvalidArgumentError(
+                f"the properties of a message are {shown(properties)}; they must be a map"
+            )
         values[_PROPERTIES] = {name: _decode_property(v) for name, v in properties.items()}
 
 
@@ -129,7 +138,10 @@ def _decode_property(plain: Any) -> PropertyValue:
     if type(plain) is not list:
         return plain  # type: ignore[no-any-return]
     if len(plain) != 2 or type(plain[0]) is not str or plain[0] not in _UNWRAP:
-        raise InvalidArgumentError("a property has a type that messages do not support")
+        raise InvalidArgumentError(
+            f"a property is {shown(plain)}; a list must have a type name, which is one of "
+            f"{', '.join(_UNWRAP)}, and a value"
+        )
     return _UNWRAP[plain[0]](plain[1])
 
 
@@ -159,11 +171,11 @@ class DeliveredRow(NamedTuple):
     facts: BrokerFacts
 
     def fields(self, *more: Any) -> list[Any]:
-        """Return every field of a BrokeredMessage in their order, and what a subclass adds."""
+        """Return all fields of a BrokeredMessage in order, then `more` fields of a subclass."""
         values = _values(self.row, self.body)
         values.extend(_UNSET[len(values) :])
         if len(self.row) <= _PROPERTIES:
-            values[_PROPERTIES] = {}  # a message must not share it with another
+            values[_PROPERTIES] = {}  # a new one: messages must not share a dict
         facts = self.facts
         expires, token, until = facts.expires, facts.lock_token, facts.locked_until
         values += (
@@ -205,7 +217,7 @@ Deliveries: TypeAlias = Any  # the reply to a receive: DeliveryRows, or a pa.Rec
 
 
 def messages_in(deliveries: Deliveries) -> list[BrokeredMessage]:
-    """Return delivered messages, whichever form they came in."""
+    """Return delivered messages, from rows or from a batch."""
     if isinstance(deliveries, DeliveryRows):
         return deliveries.messages()
     return to_messages(deliveries)

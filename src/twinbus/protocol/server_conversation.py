@@ -10,14 +10,17 @@ that `take_outgoing` returns, and calls `tick` at the time `next_event`.
     LEAVING    none: the client said GOODBYE, and still gets the replies to its requests
     ENDED      none
 
-Memory is bounded. A client that does not read its replies gets no more (credit). The driver stops
-reading from a client that sends faster than the broker works (`may_read`). The connections of a
-key share a further bound of both (`has_reply_room`, `has_request_room` of the guard). An incomplete
-frame must make progress. A conversation keeps no reply that was written. After the connection has
-ended it keeps nothing large, because it is part of a reference cycle, which Python frees late.
+Memory is bounded. A request waits here until there is room for its reply (credit), so a client that
+does not read its replies gets no further ones. The driver stops reading from a client that sends
+faster than the broker works (`may_read`). The connections of a key share further bounds for
+replies and for requests (`has_reply_room`, `has_request_room` of the guard). If nothing arrives for
+QUIET_US while a frame is incomplete, the conversation ends. A conversation keeps no reply that was
+written. After its connection has ended, a conversation keeps nothing large, because it is part of a
+reference cycle, which Python frees late.
+
 A token is checked when it is presented, with every request, and again when a request that waited
-for credit is submitted; for requests that wait at the broker also when it expires or its key
-changes. Locks in replies that the client did not get are released.
+for credit is submitted. While requests wait at the broker, their token is also checked when it
+expires or its key changes. Locks in replies that the client did not get are released.
 """
 
 from bisect import bisect_right
@@ -66,7 +69,7 @@ from twinbus.protocol.wire import decode_command, encode_reply, plain_error
 
 
 class ConnectionGuard(Protocol):
-    """Decides which clients are admitted."""
+    """Decides which clients are admitted, and how much memory their connections may use."""
 
     def admit(self, token: str) -> Admission:
         """Verify a token; raise UnauthorizedError if it is not valid."""
@@ -85,14 +88,14 @@ class ConnectionGuard(Protocol):
         ...
 
     def has_reply_room(self, used: int, more: int) -> bool:
-        """Return whether more bytes of replies fit beside the used ones of this connection.
+        """Return whether replies of `more` bytes fit; this connection already uses `used` bytes.
 
         If not, the driver calls `balance` again when other connections have released some.
         """
         ...
 
     def has_request_room(self, used: int) -> bool:
-        """Return whether more requests fit beside the unanswered bytes of this connection."""
+        """Return whether more requests fit; this connection has `used` bytes of unanswered ones."""
         ...
 
 
@@ -124,8 +127,8 @@ class ServerConversation:
         self.reader = FrameReader(MAX_GREETING_BYTES, 0)
         self._magic = bytearray()
         self._last_number = 0
-        self._submitted = 0  # the last number of the reads before this one
-        self._dropped: set[int] = set()  # identities of requests withdrawn in their read
+        self._submitted = 0  # the last request number of earlier reads
+        self._dropped: set[int] = set()  # id() of requests withdrawn in the same read
         self._received_at = self._began_at = self._now = now
         self._expired_at: int | None = None  # when the expiry of the token was first noticed
         self._pinged_at: int | None = None
@@ -136,7 +139,7 @@ class ServerConversation:
         self._outgoing: Buffers = []
         self._outgoing_bytes = 0
         self._queued_bytes = 0  # total size of everything queued for writing so far
-        # Replies with locks that may not be written yet, each with `_queued_bytes` at its end.
+        # Replies with locks that are perhaps unwritten, each with `_queued_bytes` at its end.
         self._unsent: list[tuple[int, ServerRequest, Any]] = []
 
     # -- reading -------------------------------------------------------------------------------
@@ -215,7 +218,10 @@ class ServerConversation:
         missing = len(MAGIC) - len(self._magic)
         self._magic += data[:missing]
         if not MAGIC.startswith(self._magic):
-            raise InvalidArgumentError("the client does not use the Twinbus protocol")
+            raise InvalidArgumentError(
+                f"the connection began with {bytes(self._magic)!r}; a client of the Twinbus "
+                f"protocol sends {MAGIC!r} first"
+            )
         return data[missing:]
 
     def _take(
@@ -224,7 +230,9 @@ class ServerConversation:
         kind = head[0]
         if self.phase is _GREETING:
             if kind != FrameKind.HELLO:
-                raise InvalidArgumentError("the first frame of a connection must be HELLO")
+                raise InvalidArgumentError(
+                    f"the first frame of a connection has the kind {kind!r:.20}; it must be HELLO"
+                )
             self._greet(head)
         elif kind == _ASK:
             self._ask(head, body, ready)
@@ -242,7 +250,10 @@ class ServerConversation:
     def _greet(self, head: list[Any]) -> None:
         first, last, token, namespace_id = head[1:5]
         if type(first) is not int or type(last) is not int or not first <= last:
-            raise InvalidArgumentError("HELLO has no versions of the protocol")
+            raise InvalidArgumentError(
+                f"HELLO has the versions {first!r:.20} and {last!r:.20}; they must be the first "
+                "and the last version of the protocol that the client supports"
+            )
         version = min(last, WIRE_VERSION)
         if version < max(first, FIRST_WIRE_VERSION):
             raise InvalidArgumentError(
@@ -271,7 +282,9 @@ class ServerConversation:
     def _renew(self, head: list[Any]) -> None:
         token = head[1]
         if type(token) is not str:
-            raise UnauthorizedError("a token must be text")
+            raise UnauthorizedError(
+                f"TOKEN has a {type(token).__name__}; it must have the new token as text"
+            )
         admission = self._guard.admit(token)
         if self.admission is None or admission.id != self.admission.id:
             raise UnauthorizedError(
@@ -283,8 +296,8 @@ class ServerConversation:
         number = head[1]
         if type(number) is not int or not self._last_number < number < 2**63:
             raise InvalidArgumentError(
-                f"the request number {number!r:.20} does not follow {self._last_number}; request "
-                "numbers must increase"
+                f"the request number {number!r:.20} is not above {self._last_number}, the previous "
+                "one of the connection; request numbers must increase"
             )
         self._last_number = number
         try:
@@ -296,7 +309,8 @@ class ServerConversation:
         try:
             if len(self._open) + len(self._deferred) >= MAX_OPEN_REQUESTS:
                 raise ServerBusyError(
-                    f"the connection has {MAX_OPEN_REQUESTS} open requests; wait for replies",
+                    f"the connection has {MAX_OPEN_REQUESTS} open requests, the maximum; wait for "
+                    "replies before you send more",
                     retry_after_s=SERVER_BUSY_RETRY_S,
                 )
             self.admission = self._guard.recheck(self.admission)
@@ -358,16 +372,17 @@ class ServerConversation:
 
     @property
     def unsent_requests(self) -> "list[ServerRequest]":
-        """The answered requests whose replies hold locks and have not left."""
+        """The answered requests whose replies contain locks and are not written yet."""
         return [request for _, request, _ in self._unsent]
 
     @property
     def is_pinged(self) -> bool:
-        """Whether the client owes an answer to a ping."""
+        """Whether nothing has arrived since the last ping to the client."""
         return self._pinged_at is not None
 
     @property
     def _is_choked(self) -> bool:
+        """Whether the client has left so many bytes of replies unread that it must read first."""
         return self.unread_bytes > MAX_UNREAD_BYTES
 
     def _hand_over(self, request: ServerRequest, ready: list[Request]) -> None:
@@ -385,8 +400,8 @@ class ServerConversation:
     def balance(self, now: int) -> list[Event]:
         """Submit deferred requests for which there is credit, and refuse those no longer allowed.
 
-        The replies to requests that wait at the broker have no bound. While the client does not
-        read, such requests wait here instead.
+        Requests that wait at the broker use no credit, so their replies have no bound. While the
+        client does not read, such requests are withdrawn from the broker and wait here instead.
         """
         self._now = now
         if self._is_choked:
@@ -421,7 +436,7 @@ class ServerConversation:
     # -- replies -------------------------------------------------------------------------------
 
     def answer(self, request: ServerRequest, value: Any) -> Request | None:
-        """Process a reply of the broker; return an undo of its locks if the client has gone.
+        """Process a reply; return the request that releases its locks if it is not sent.
 
         The driver then checks for outgoing bytes.
         """
@@ -445,9 +460,9 @@ class ServerConversation:
         return None
 
     def _revoked(self, request: ServerRequest) -> MessagingError | None:
-        """Return why a request must not go on: its key or token became invalid since it arrived.
+        """Return the error if the key or token of a request became invalid after it arrived.
 
-        Only requests that wait at the broker may outlive their token for a moment.
+        Only a request that waits at the broker may continue for a moment after its token expired.
         """
         assert self.admission is not None  # set by HELLO
         try:
@@ -517,9 +532,9 @@ class ServerConversation:
     # -- withdrawing and ending ----------------------------------------------------------------
 
     def _withdraw(self, number: Any, events: list[Event]) -> None:
-        """End a waiting request that the client withdrew, and confirm it to the client.
+        """End a waiting request that the client withdrew, and send the client a confirmation.
 
-        All requests that are withdrawn in one read are withdrawn together.
+        All requests that are withdrawn in one read become one event.
         """
         if type(number) is not int:
             return
@@ -576,7 +591,7 @@ class ServerConversation:
         return self.phase is Phase.ENDED
 
     def end(self, error: MessagingError) -> list[Event]:
-        """Send the client an error, and end the connection when it is written."""
+        """End the conversation with an error; the driver writes it, then closes the connection."""
         if self._is_ended:
             return []
         if isinstance(error, UnauthorizedError | ServerBusyError):
@@ -627,7 +642,8 @@ class ServerConversation:
         if self.phase is Phase.GREETING:
             return self.end(
                 UnauthorizedError(
-                    f"no token arrived within {AUTHENTICATION_US // SECOND_US} s of connecting"
+                    f"no token arrived within {AUTHENTICATION_US // SECOND_US} s of connecting; "
+                    "connect again and send HELLO with a token at once"
                 )
             )
         if self._pinged_at is None and not self.reader.filled:
@@ -635,7 +651,12 @@ class ServerConversation:
             self._send([FrameKind.PING])
             return []
         seconds = (now - self._received_at) // SECOND_US
-        return self.end(CommunicationError(f"nothing arrived from the client for {seconds} s"))
+        return self.end(
+            CommunicationError(
+                f"nothing arrived from the client for {seconds} s, so the server closes the "
+                "connection; connect again"
+            )
+        )
 
     def check_admission(self, now: int) -> list[Event]:
         """Check that the token is still valid for waiting requests; otherwise end them."""
@@ -658,4 +679,4 @@ class ServerConversation:
 def _as_messaging_error(error: Exception) -> MessagingError:
     if isinstance(error, MessagingError):
         return error
-    return InvalidArgumentError(f"a frame lacks a part: {error}")
+    return InvalidArgumentError(f"a frame has a missing or invalid part: {error!r:.200}")

@@ -2,8 +2,8 @@
 
 The conversation (server_conversation.py) creates a `ServerRequest` for each command of its client
 and gives it to the driver in an `Arrived` event. The driver submits it to the broker. The thread
-that runs the turn answers it; `deliver` brings the reply to the conversation. A reply with locks
-that the client does not get is undone by another request, which has no client.
+that runs the turn answers it; `deliver` brings the reply to the conversation. If a reply has locks
+and the client does not get the reply, a further request without a client releases the locks.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class ServerRequest(Request):
         self.read_at = now
         row = row_of(command)
         self.waits = row.may_wait and waits(command)
-        # Waiting requests are small and may be many; they must not stop the reading of others.
+        # Waiting requests are small and many. They count as 0, so that the driver reads on.
         self.size = 0 if self.waits else size or size_of(command)
         self.reply_bytes = largest_reply(command) if row.fetches and not self.waits else 0
         self.may_return_locks = row.undo is not None  # whether its reply may contain locks
@@ -67,7 +67,7 @@ class ServerRequest(Request):
         self._deliver(self, error)
 
 
-Deliver = Callable[[ServerRequest, Any], None]  # passes replies of the broker to `answer`
+Deliver = Callable[[ServerRequest, Any], None]  # brings a reply to ServerConversation.answer
 
 
 @dataclass(frozen=True, slots=True)

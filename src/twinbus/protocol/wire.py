@@ -66,6 +66,7 @@ from twinbus.protocol.rows import (
     encode_rows,
 )
 from twinbus.protocol.table import ROWS, unknown_command
+from twinbus.values import shown
 
 _ASK, _REPLY = int(FrameKind.ASK), int(FrameKind.REPLY)  # plain ints: used for nearly every frame
 _COMMANDS: Mapping[str, type[c.Command[Any]]] = {row.kind: row.command for row in ROWS}
@@ -106,9 +107,9 @@ def encode_ask(number: int, command: c.Command[Any]) -> Buffers:
 
 
 def _encode_single(number: int, send: c.Send) -> Buffers | None:
-    """Return the frame of a send of one plain message with a number; None for other sends.
+    """Return the frame of a send of one message with only a body, an id and a plain origin.
 
-    The frame is equal to that of `_encode_send`.
+    For other sends, return None. This is a short way: the frame is equal to that of `_encode_send`.
     """
     messages, origin = send.messages, send.origin
     if type(messages) is not list or len(messages) != 1 or origin is None:
@@ -134,7 +135,7 @@ _ONLY_AN_ID: list[Any] = [
     None,
     {},
     None,
-]  # fields of a message
+]  # the further fields of a message that has only a body and an id
 
 
 def _encode_send(number: int, send: c.Send) -> Buffers:
@@ -176,12 +177,15 @@ def _origin_of(plain: Any, body: memoryview) -> c.Origin | None:
         return ValueDecoder(body, may_have_batches=False).load(plain)  # type: ignore[no-any-return]
     source, first, count = plain  # consecutive numbers, as in nearly every send
     if type(first) is not int or type(count) is not int:
-        raise InvalidArgumentError("the first number of an origin must be an integer")
+        raise InvalidArgumentError(
+            f"an origin has the first number {shown(first)} and the count {shown(count)}; both "
+            "must be integers"
+        )
     return c.Origin(source, range(first, first + count))
 
 
 def _bounded(pieces: Buffers) -> Buffers:
-    """Refuse a command that is too large for every server."""
+    """Refuse a command that is larger than any server accepts."""
     head_size, body_size = LENGTHS.unpack_from(pieces[0])
     if head_size > MAX_HEAD_BYTES or body_size > MAX_FRAME_BYTES:
         raise InvalidArgumentError(
@@ -200,7 +204,10 @@ def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
     if kind is None:
         raise unknown_command(name)
     if len(values) > len(_FIELDS[kind]):
-        raise InvalidArgumentError(f"{name} has {len(values)} fields, which are too many")
+        raise InvalidArgumentError(
+            f"{name} has {len(values)} fields; this server knows {len(_FIELDS[kind])}. If a newer "
+            "client sent the command, update the server"
+        )
     reading = ValueDecoder(body, may_have_batches=False)
     try:
         command = kind(*map(reading.load, values))
@@ -211,7 +218,9 @@ def decode_command(head: Sequence[Any], body: memoryview) -> c.Command[Any]:
 
 def _decode_send(values: Sequence[Any], body: memoryview) -> c.Send:
     if len(values) != 3:
-        raise InvalidArgumentError("a Send must have a path, messages and an origin")
+        raise InvalidArgumentError(
+            f"a Send has {len(values)} fields; it must have a path, messages and an origin"
+        )
     path, plain, origin = values
     try:
         if type(plain) is list:
@@ -274,10 +283,14 @@ def plain_error(error: MessagingError) -> list[Any]:
 def decode_error(plain: Sequence[Any]) -> MessagingError:
     """Return the error of a REFUSAL or a GOODBYE."""
     if len(plain) != 3 or type(plain[0]) is not str or type(plain[1]) is not str:
-        raise InvalidArgumentError("an error must have a code, a text and facts")
+        raise InvalidArgumentError(
+            f"an error from the peer is {shown(plain)}; it must have a code, a text and facts"
+        )
     code, text, facts = plain
     if type(facts) is not dict or not all(type(name) is str for name in facts):
-        raise InvalidArgumentError("the facts of an error must be a map of names to values")
+        raise InvalidArgumentError(
+            f"the facts of an error are {shown(facts)}; they must be a map of names to values"
+        )
     reading = ValueDecoder(memoryview(b""), may_have_batches=False)
     return error_of(code, text, {name: reading.load(fact) for name, fact in facts.items()})
 
@@ -304,4 +317,6 @@ def decode_value(plain: Any, body: memoryview) -> Any:
             return c.SendReceipt(list(numbers))
         return reading.load(plain)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise InvalidArgumentError(f"a reply lacks a field: {error!r:.200}") from error
+        raise InvalidArgumentError(
+            f"a reply has a missing or invalid field: {error!r:.200}"
+        ) from error

@@ -1,1 +1,1 @@
-"""The doors of a namespace process."""
+"""The server of a namespace: connections, protocols, configuration and administration."""

@@ -1,4 +1,4 @@
-"""Decides which network addresses belong to this machine."""
+"""Decides which network addresses are loopback addresses of this machine."""
 
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -15,7 +15,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local_origin(origin: str) -> bool:
-    """Return whether a request was sent by a web page of this machine, or not by a web page."""
+    """Return whether the Origin header of a request is empty, or names a page of this machine."""
     try:
         return not origin or is_loopback(urlsplit(origin).hostname or "")
     except ValueError:

@@ -10,7 +10,8 @@
 
 A PUT creates an entity; with the header If-Match it updates one. Each request carries a token of a
 key with the claim manage. The server translates a request into commands for the broker, which
-checks and executes them as for every other client. Everything runs in the event loop of the door.
+checks and executes them as for every other client. Everything runs in the event loop of the server
+(door.py).
 """
 
 import asyncio
@@ -74,6 +75,7 @@ VERSIONS: Final = ("2017-04", "2021-05", "2024-05")
 _TYPE: Final = "application/atom+xml;type=entry;charset=utf-8"
 _FEED_TYPE: Final = "application/atom+xml;type=feed;charset=utf-8"
 _ERROR_TYPE: Final = "application/xml;charset=utf-8"
+_QUEUE_OR_TOPIC: Final = "QueueDescription or a TopicDescription"
 _RESOURCES: Final = {"queues": c.EntityKind.QUEUE, "topics": c.EntityKind.TOPIC}
 _SUPPLEMENTS: Final = {  # header with a second token: the setting that names its target entity
     "servicebussupplementaryauthorization": "forward_to",
@@ -123,7 +125,7 @@ class _ForwardingPrincipal:
     """The principal of a request that also carries tokens for the targets of forwarding."""
 
     admission: Admission
-    senders: tuple[Admission, ...]  # of the tokens for the targets, with all rights of the tokens
+    senders: tuple[Admission, ...]  # of all tokens of the request, as they were signed
 
     @property
     def id(self) -> str:
@@ -144,8 +146,8 @@ class _Call:
     request: Request
     path: str
     version: str
-    admission: Admission  # limited to the entity of the request
-    signed: Admission  # with all rights of the token
+    admission: Admission  # for commands about the entity of the request; see `_about`
+    signed: Admission  # as the token was signed
     base: str  # the address of the namespace
 
     @property
@@ -275,7 +277,10 @@ class AdministrationApi:
                 "PUT": partial(self._put_rule, path=path, rule=parts[2]),
                 "DELETE": partial(self._delete_rule, path=path, rule=parts[2]),
             }
-        raise EntityNotFoundError(f"there is nothing at {shown(f'{path}/{parts[1]}')}")
+        raise EntityNotFoundError(
+            f"there is nothing at {shown(f'{path}/{parts[1]}')}. Below a subscription there are "
+            "only /rules and /rules/{rule}"
+        )
 
     # -- asking the broker ---------------------------------------------------------------------
 
@@ -329,8 +334,8 @@ class AdministrationApi:
         )
         if (wanted.kind is SubscriptionDescription) != bool(topic):
             raise InvalidArgumentError(
-                f"the document describes another kind of entity than {path}; send a "
-                f"{wanted.kind.__name__}"
+                f"the document is a {wanted.kind.__name__}, but {path} is the path of another kind "
+                f"of entity; send a {'SubscriptionDescription' if topic else _QUEUE_OR_TOPIC}"
             )
         principal = self._principal_of(call, wanted)
         if call.is_update:
@@ -365,7 +370,7 @@ class AdministrationApi:
         entries = [
             self._entry(call, description, runtime)
             for description, runtime in zip(page, runtimes, strict=True)
-            if not isinstance(runtime, MessagingError)  # an error: it has just been deleted
+            if not isinstance(runtime, MessagingError)  # an error: it was deleted after the listing
         ]
         return self._feed_page(call, title, entries, len(found))
 
@@ -486,7 +491,11 @@ class AdministrationApi:
 
 
 def _about(signed: Admission, path: str) -> Admission:
-    """Return the admission limited to the path, if the token covers the path."""
+    """Return the admission for the commands of a request about a path.
+
+    If the token was signed for this path, or for its topic, the token does not limit the commands:
+    to create an entity, a command needs an admission to the namespace. The key still limits them.
+    """
     scope, wanted = signed.token.path.lower(), path.lower()
     if wanted == scope or f"{wanted}/".startswith(f"{scope}/subscriptions/"):
         return replace(signed, token=replace(signed.token, path=""))
@@ -518,8 +527,8 @@ async def _body(request: Request) -> bytes:
         size += len(piece)
         if size > MAX_ADMINISTRATION_BYTES:
             raise MessageSizeExceededError(
-                f"the body has more than {MAX_ADMINISTRATION_BYTES} bytes, the most that a "
-                "description of an entity may have"
+                f"the body has more than {MAX_ADMINISTRATION_BYTES} bytes, the maximum for the "
+                "description of an entity; shorten the description"
             )
         pieces.append(piece)
     return b"".join(pieces)

@@ -1,4 +1,4 @@
-"""The AMQP door: moves bytes between the socket of a Service Bus SDK and its conversation."""
+"""AMQP connections: moves bytes between the socket of a Service Bus SDK and its conversation."""
 
 from typing import TYPE_CHECKING, Any
 

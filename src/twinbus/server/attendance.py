@@ -1,16 +1,18 @@
 """Counts the connections of a door, and limits strangers, keys and addresses.
 
-A connection without a verified token is a stranger; an HTTP connection with one is a reader. Each
-of the two groups has a maximum. Beyond it the door closes a connection of the address (strangers)
-or of the key (readers) that has the most connections. Readers whose key does not manage the
-namespace are closed first. Clients are refused beyond the maximum of the door, the share of their
-key, and the share of their address; a part of the connections is reserved for keys that manage the
-namespace.
+A connection without a verified token is a stranger; an HTTP connection with one is a reader; any
+other connection with one is a client. Strangers and readers each have a maximum number. Beyond it
+the door closes a connection of the address (strangers) or of the key (readers) that has the most
+connections. Readers whose key does not manage the namespace are closed first. A new client is
+refused if there is the maximum number of clients, or if its key or its address has its maximum
+share of them. A part of the clients is reserved for keys that manage the namespace; shares do not
+limit these keys.
 
-The bytes that clients make the server keep are counted by key as well. A connection asks for room
-before it submits a request with a large reply. A connection without room is crowded: it is flushed
-again, the oldest first, when another connection of its key has released bytes. Everything here runs
-in the loop of the door.
+The bytes of requests and replies that the server keeps for clients are counted by key as well. A
+connection asks for room before it submits a request with a large reply. A connection without room
+is crowded: its requests wait. When another connection of its key has released bytes, the door
+flushes the crowded connections of this key, the oldest first. Everything here runs in the loop of
+the door.
 """
 
 import asyncio
@@ -40,7 +42,7 @@ from twinbus.server.client_connection import ClientConnection
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A connection that is not a client."""
+    """A stranger or a reader."""
 
     address: str
     close: Callable[[], object]  # closes the connection at once
@@ -60,7 +62,7 @@ class Visitor:
 
 
 class ByteShares:
-    """Counts bytes that connections make the server keep, and bounds them by key and in total.
+    """Counts bytes that the server keeps for connections, and bounds them by key and in total.
 
     A key without any bytes gets room for its first request, so that no key can block another one.
     """
@@ -80,7 +82,7 @@ class ByteShares:
     def has_room(self, admission: Admission, noted: int, used: int, more: int) -> bool:
         """Return whether a connection may use more bytes.
 
-        `used` is what it uses now, and `noted` is the part of it that was counted already.
+        The connection uses `used` bytes now; `noted` bytes of them were counted already.
         """
         of_key = self.by_key[admission.id] - noted + used
         if not of_key:
@@ -109,7 +111,7 @@ class Attendance:
         self.requests = ByteShares(MAX_KEY_REQUEST_BYTES, MAX_REQUEST_BYTES)  # unanswered
         self.crowded: dict[str, dict[ClientConnection, None]] = {}  # by key, oldest first
         self.stranger_bytes = 0  # of unfinished frames of all strangers
-        self._bytes_of: dict[ClientConnection, int] = {}  # oldest growth first
+        self._bytes_of: dict[ClientConnection, int] = {}  # the longest unchanged first
         self._on_refused = on_refused  # called with the reason when a connection is closed
 
     def __len__(self) -> int:
@@ -133,7 +135,7 @@ class Attendance:
         stranger: asyncio.BaseProtocol,
         transport: asyncio.Transport,
     ) -> None:
-        """Count an arrival by its first protocol; close it if its task was cancelled meanwhile."""
+        """Count a connection under its first protocol, or close it if its task was cancelled."""
         visitor = self.strangers.pop(task, None)
         if visitor is None:
             transport.abort()
@@ -149,7 +151,7 @@ class Attendance:
         self._note_stranger(stranger, Visitor(address, transport.abort, arrival, transport))
 
     def hand_over(self, stranger: asyncio.BaseProtocol, successor: asyncio.BaseProtocol) -> None:
-        """Count a stranger by its next protocol, which is as old as the one before."""
+        """Count a stranger under its next protocol object; its age stays the same."""
         visitor = self.strangers.pop(stranger, None)
         if visitor is not None:
             self.strangers[successor] = visitor

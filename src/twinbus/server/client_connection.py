@@ -33,6 +33,7 @@ class ReadingRate:
         """Return for how long the client has read too little of its replies.
 
         `taken` is the number of bytes that it has read so far, `left` the number of unread ones.
+        The time starts again when the client has read `enough` bytes, or all.
         """
         if not left or taken - self._taken >= enough:
             self._since, self._taken = now, taken
@@ -115,13 +116,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._door.admit(token)
 
     def recheck(self, admission: Admission) -> Admission:
-        """Verify that the key of an admission still exists and grants it."""
+        """Verify that an admission is still valid: its token may expire, its key may change."""
         return self._door.recheck(admission)
 
     def enter(self, admission: Admission) -> None:
         """Count the connection under its key, or refuse it."""
         self._door.enter(self, admission)
-        self._note_incomplete(0)  # from now on they count for the key
+        self._note_incomplete(0)  # later unfinished bytes count for the key
         self.admitted = admission
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
@@ -129,7 +130,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._door.note_refusal(admission, error)
 
     def has_reply_room(self, used: int, more: int) -> bool:
-        """Return whether the key may have more bytes of replies; if not, wait for others."""
+        """Return whether the key may have more bytes of replies; if not, wait for room."""
         assert self.admitted is not None  # requests come after a token
         attendance = self._door.attendance
         if attendance.replies.has_room(self.admitted, self._replies, used, more):
@@ -147,7 +148,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- called by asyncio ---------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Register the connection as a stranger."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -196,7 +197,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._close(error)
 
     def _note_usage(self, replies: int, requests: int) -> None:
-        """Count the memory of the connection under its key, in whole steps."""
+        """Count the memory of the connection under its key, in multiples of COUNTED_STEP_BYTES."""
         replies -= replies % COUNTED_STEP_BYTES
         requests -= requests % COUNTED_STEP_BYTES
         if (replies == self._replies and requests == self._requests) or self.admitted is None:
@@ -219,7 +220,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _deliver(self, request: Any, value: Any) -> None:
         """Accept a reply; the thread that ran the turn calls this.
 
-        If that fails, the connection ends: its client would wait for the reply for ever.
+        If the reply cannot be accepted, the connection ends: its client would wait for ever.
         """
         door, answer = self._door, partial(self._answer, request, value)
         if get_ident() == door.turns.thread:
@@ -230,8 +231,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _check_reader(self, now: int) -> None:
         """End a connection whose client reads too slowly.
 
-        After an error was sent, the client must read everything soon. After the client has closed
-        its end, the connection ends soon: the locks of messages that it did not read are released.
+        After an error was sent, the client must read everything within a second. After the client
+        has closed its end, unread replies end the connection soon, which releases their locks.
         """
         left = unwritten_bytes(self.transport)
         hurries = self._is_leaving or self.transport.is_closing()

@@ -1,4 +1,4 @@
-"""The configuration file of a server: limits, ledgers, and the entities and keys it creates.
+"""The configuration file of a server: limits, ledgers, entities and keys.
 
     [limits]
     max_message_bytes = 262144
@@ -298,7 +298,7 @@ def _declared(kind: str, table: dict[str, Any]) -> DeclaredEntity:
 
 
 def settings_from(kind: type[_D], settings: Mapping[str, Any]) -> _D:
-    """Return a description from the settings of a table."""
+    """Return a value of a dataclass from the settings of a table."""
     known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for name, value in settings.items():
@@ -445,7 +445,7 @@ def _apply_entity(
 
 
 def _same_case(wanted: Any, found: Any) -> Any:
-    """Return a description with the path as the entity was created, because case is ignored."""
+    """Return the wanted description with the path of the entity, whose case may differ."""
     if isinstance(found, SubscriptionDescription):
         return replace(wanted, topic_path=found.topic_path, name=found.name)
     return replace(wanted, path=found.path)

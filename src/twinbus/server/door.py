@@ -1,9 +1,10 @@
-"""The door of a server: one event loop, one port, and the protocols behind it.
+"""The door of a server: its event loop, its listening sockets and its connections.
 
 The loop runs in a thread of its own and executes the turns of the broker (turns.py). The entrance
 (entrance.py) accepts connections and finds their protocol. A connection without a verified token
-is a stranger: their number and their time are limited. Each key and each address has a maximum
-share of the connections. Some connections are reserved for keys that manage the namespace.
+is a stranger; the number of strangers and the time of each are limited. Each key and each address
+has a maximum share of the connections. Some connections are reserved for keys that manage the
+namespace.
 
 A private door (private.py) listens on a Unix socket, accepts only its own keys, and speaks only the
 native protocol, so it does not need the packages for HTTP.
@@ -110,7 +111,7 @@ class Door(Closable):
                 listener.close()
                 raise
             self.admin_port = listeners[1].getsockname()[1]
-        # A private door must not raise the limit of the process.
+        # A private door must not change how many files the application may open.
         self._entrance = Entrance(self, listeners, tls, self._web, max_connections)
         if private is None:
             self.limit_connections(max_connections)
@@ -194,7 +195,7 @@ class Door(Closable):
         self._replying.add(connection)
 
     def wake_crowded(self, key: str) -> None:
-        """Flush connections of a key that wait until others have released bytes."""
+        """Flush the crowded connections of a key soon, because the key has released bytes."""
         if key in self.attendance.crowded and key not in self._waking:
             self._waking.add(key)
             self._loop.call_soon(self._wake_crowded, key)
@@ -226,7 +227,7 @@ class Door(Closable):
         _log.debug("A connection of key %s was opened", admission.key.name)
 
     def limit_connections(self, wanted: int) -> None:
-        """Set the maximum of connections, as far as the process may open files for them.
+        """Set the maximum number of clients, or fewer if the process may not open enough files.
 
         The files of strangers, readers, the log and the ledgers must fit as well.
         """
@@ -269,7 +270,7 @@ class Door(Closable):
             raise
 
     def recheck(self, admission: Admission) -> Admission:
-        """Verify that the key of an admission still exists and grants it."""
+        """Verify that an admission is still valid: its token may expire, its key may change."""
         return self.keys.recheck(admission, self.clock.wall_us())
 
     def note_refusal(self, admission: Admission | None, error: MessagingError) -> None:
@@ -282,7 +283,7 @@ class Door(Closable):
             self.refusals.note_connection(error.text)
 
     def presentable(self, value: Any) -> Any:
-        """Return a reply for clients: an error about the closed namespace becomes transient."""
+        """Return a reply for clients: NamespaceClosedError becomes an error that they may retry."""
         return _stopping() if isinstance(value, NamespaceClosedError) else value
 
     # -- the end -------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Reads the configuration file of the official Service Bus emulator, so that we can replace it.
+"""Reads the configuration file of the official Service Bus emulator, which a server can replace.
 
     {"UserConfig": {"Namespaces": [{
         "Name": "sbemulatorns",
@@ -9,9 +9,9 @@
                 "Action": {"SqlExpression": "SET seen = 1"}}}]}]}]
     }]}}
 
-Properties have the names and value formats of the administration API (entity_documents.py). The
-error for an unknown name shows that name. Each namespace gets the emulator's fixed root key, which
-is publicly known: a server with this key listens on loopback addresses only.
+Properties have the names and value formats of the administration API (entity_documents.py). An
+unknown name is an error, which shows the name. Each namespace gets the emulator's fixed root key,
+which is publicly known: a server with this key listens on loopback addresses only.
 """
 
 import json
@@ -68,7 +68,8 @@ def read_emulator_config(path: Path) -> list[EmulatedNamespace]:
     names = [namespace.name.lower() for namespace in found]
     if not found or len(set(names)) < len(names):
         raise InvalidArgumentError(
-            f"{path}: UserConfig.Namespaces must have at least one namespace, and no name twice"
+            f"{path}: UserConfig.Namespaces has {shown(names)}; it must have at least one "
+            "namespace, and no name twice"
         )
     return found
 
@@ -87,7 +88,9 @@ class _Table:
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, dict):
-            raise InvalidArgumentError(f"{where} must be an object in braces")
+            raise InvalidArgumentError(
+                f"{where} is {shown(values)}; it must be an object in braces"
+            )
         self.values: Mapping[str, Any] = values
         self.where = where
 
@@ -96,7 +99,8 @@ class _Table:
         unknown = [shown(name) for name in self.values if name not in known]
         if unknown:
             raise InvalidArgumentError(
-                f"{self.where} has the unknown {', '.join(unknown)}. Use {', '.join(known)}"
+                f"{self.where} has the unknown name {', '.join(unknown)}. The names are "
+                f"{', '.join(known)}"
             )
 
     def table(self, name: str, *, required: bool = False) -> Any:
@@ -116,7 +120,9 @@ class _Table:
         """Return the objects of a list, or none if it is missing or null."""
         values = self.values.get(name) or []
         if not isinstance(values, list):
-            raise InvalidArgumentError(f"{name} of {self.where} must be a list")
+            raise InvalidArgumentError(
+                f"{name} of {self.where} is {shown(values)}; it must be a list"
+            )
         kind = name.removesuffix("s").lower()
         return [_Table(value, f"{kind} {at} of {self.where}") for at, value in enumerate(values, 1)]
 
@@ -211,7 +217,9 @@ def _filter(properties: _Table) -> RuleFilter:
         return TrueFilter()
     if kind == "False":
         return FalseFilter()
-    raise InvalidArgumentError(f"FilterType is {shown(kind)}; it must be Sql or Correlation")
+    raise InvalidArgumentError(
+        f"FilterType is {shown(kind)}; it must be Sql, Correlation, True or False"
+    )
 
 
 def _sql(properties: _Table, name: str) -> tuple[str, Mapping[str, Any]]:

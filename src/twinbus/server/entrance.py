@@ -6,9 +6,10 @@ r"""The entrance: accepts connections, and finds out by their first bytes which 
     an HTTP verb    health, readiness and metrics (web.py), administration (administration.py),
                     AMQP in websockets (websocket.py)
 
-Until its protocol is known, a connection is a stranger: its time is limited, and so is the number
-of strangers. When the process has no file descriptors left, accepting pauses. The loop of the
-server runs all of this; `Door` opens and closes it.
+A new connection is a stranger (attendance.py): the number of strangers is limited, and so is the
+time until the protocol of a stranger is known. When the process has no file descriptors left, the
+entrance accepts no connections for a second. The loop of the server runs all of this; `Door` opens
+and closes it.
 """
 
 import asyncio
@@ -52,10 +53,10 @@ class Entrance:
         self._listeners = listeners
         self._tls = tls
         self._web = web
-        self.max_sockets = max_sockets  # of all connections
+        self.max_sockets = max_sockets  # how many connections of any kind may be open
         self._loop: asyncio.AbstractEventLoop
         self._arriving: dict[asyncio.Task[None], socket.socket] = {}  # tasks that detect TLS
-        self._not_begun: set[asyncio.Task[None]] = set()  # those that do not own their socket yet
+        self._not_begun: set[asyncio.Task[None]] = set()  # which do not own their sockets yet
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to accept connections, in the thread of the loop."""
@@ -94,8 +95,11 @@ class Entrance:
             self._admit_socket(accepted, address, is_admin=listener is not self._listeners[0])
 
     def _pause_accepting(self, listener: socket.socket) -> None:
-        """Pause accepting for a second, because the process has no file descriptors left."""
-        self._door.refusals.note_connection("the process has no file descriptors left")
+        """Pause accepting for a second: the system has no descriptor or no memory for a socket."""
+        self._door.refusals.note_connection(
+            "no file descriptor or memory is left for another socket. If this continues, raise the "
+            "limit of open files (LimitNOFILE, ulimit -n)"
+        )
         self._loop.remove_reader(listener)
 
         def resume() -> None:
@@ -107,7 +111,10 @@ class Entrance:
     def _admit_socket(self, accepted: socket.socket, address: str, *, is_admin: bool) -> None:
         if len(self._door.attendance) >= self.max_sockets:
             accepted.close()
-            self._door.refusals.note_connection("the process has few file descriptors left")
+            self._door.refusals.note_connection(
+                f"{self.max_sockets} connections are open, the maximum of this process. On a "
+                "server, raise the limit of open files (LimitNOFILE, ulimit -n)"
+            )
             return
         with suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -255,4 +262,7 @@ class _FirstBytes(asyncio.Protocol):
 
 
 def _needs_tls() -> InvalidArgumentError:
-    return InvalidArgumentError("this server requires TLS; use Endpoint=twinbus+tls://")
+    return InvalidArgumentError(
+        "this server requires TLS; use Endpoint=twinbus+tls://, or with an SDK of Service Bus a "
+        "connection string without UseDevelopmentEmulator=true"
+    )

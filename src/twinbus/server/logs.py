@@ -6,7 +6,8 @@
 
 The facts of a line (loglines.py) are fields of the JSON object. A fact never replaces one of the
 first four fields. Line breaks in a message are escaped, because clients choose some of the texts.
-Strangers can make uvicorn and asyncio log a line with every request, so these lines have a rate.
+A client without a token can make uvicorn and asyncio log a line with every request, so the rate of
+these lines is limited.
 """
 
 import json
@@ -41,7 +42,8 @@ def _one_line(text: str) -> str:
 class LibraryLineRate(logging.Filter):
     """Admits one line of each kind of uvicorn and asyncio per interval, and counts the others.
 
-    The first line of the text is its kind: further lines name objects, which are all different.
+    The kind is the level with the first line of the text. Further lines of a text name objects, so
+    they differ each time.
     """
 
     def __init__(self) -> None:

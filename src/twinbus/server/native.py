@@ -1,4 +1,4 @@
-"""The native door: moves bytes between the socket of a Twinbus client and its conversation.
+"""Native connections: moves bytes between the socket of a Twinbus client and its conversation.
 
 Sends may contain AMQP sections, which are decoded to check them. That can take a second for each
 megabyte, so the sections of a large send are checked in several callbacks of the loop. The later
@@ -140,7 +140,7 @@ class NativeConnection(ClientConnection):
         door.has_replies(self)
 
     def flush(self) -> None:
-        """Write pending bytes and replies within credit; close when the conversation has ended."""
+        """Write pending bytes, submit requests with credit; close after the conversation's end."""
         if self._is_aborted:  # the buffer was discarded: the client has not read the bytes
             return
         conversation, transport = self.conversation, self.transport
@@ -192,7 +192,7 @@ class NativeConnection(ClientConnection):
 
 
 def _is_refused(request: Request, most: int) -> bool:
-    """Refuse a send of messages that no Service Bus client could decode, and return True."""
+    """Refuse a send of messages that no Service Bus client could decode; return whether it is."""
     try:
         for stored in _stored_sections(request.command):
             _check(stored, most)
@@ -213,10 +213,10 @@ def _check_some(left: Iterator[object], most: int) -> bool:
 
 
 def _check(stored: object, most: int) -> int:
-    """Check the sections of a message; return the size of what was decoded.
+    """Check the sections of a message; return the number of decoded bytes.
 
-    Sections of more than `most` bytes are not decoded, which would take up to 60 times their size:
-    the broker refuses the message because it is too large.
+    Sections of more than `most` bytes are not decoded, because decoding can take 60 times their
+    size in memory. The broker refuses such a message as too large.
     """
     if type(stored) is not bytes:  # the broker refuses columns of another type
         return 0

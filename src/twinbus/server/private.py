@@ -117,7 +117,7 @@ def _make_folder() -> Path:
 
 
 def _parents() -> Iterator[str]:
-    """Yield the folders in which to create it, the preferred one first."""
+    """Yield the folders in which the socket's folder may be created, the preferred one first."""
     usual = tempfile.gettempdir()
     rest = len(f"/{_PREFIX}12345678/{_SOCKET}")
     if len(os.fsencode(usual)) + rest <= MAX_SOCKET_PATH_BYTES:

@@ -1,4 +1,4 @@
-"""A namespace server process: opens the directory and the doors, and closes them in order."""
+"""A server process: opens a namespace directory and its door, and closes them in order."""
 
 import logging
 import ssl
@@ -217,7 +217,7 @@ def _check_public_key(namespace: EmbeddedNamespace, host: str) -> None:
 
 
 def _make_root_key(namespace: EmbeddedNamespace) -> SharedAccessKey | None:
-    """Create the key with all claims, if it does not exist."""
+    """Create and return the root key, unless the namespace has a key with the claim manage."""
     if any(key.entity_path is None and key.has(Claim.MANAGE) for key in namespace.keys.all()):
         return None
     key = SharedAccessKey(

@@ -1,9 +1,10 @@
 """Applies the configuration file of a running server again, after SIGHUP.
 
 Limits, ledger settings, entities and keys of the file take effect at once; TLS files, addresses and
-the settings in FIXED_SETTINGS need a restart. A file with a mistake changes nothing. The server
-keeps running in every case, and logs one line per reload. A separate thread reloads, because a
-command may wait for the disk and the process must still react to SIGTERM.
+the settings in FIXED_SETTINGS need a restart. If `read_config` finds a mistake in the file, nothing
+changes. If the namespace then refuses an entity or a key, the reload stops there, and the log lists
+what was applied. The server keeps running in every case, and logs one line per reload. A separate
+thread reloads, because a command may wait for the disk and the process must still react to SIGTERM.
 """
 
 import logging
@@ -81,7 +82,8 @@ class Reloader:
             apply(wanted, self._namespace, changes.append)
         except MessagingError as error:
             _log.error(
-                "The configuration was reloaded only in part: %s. Applied: %s",
+                "The configuration was reloaded only in part: %s. Applied: %s. Correct the file "
+                "and send SIGHUP again",
                 error.text,
                 _listed(changes),
                 extra=facts(event="reload_failed", reason=error.text, applied=changes),

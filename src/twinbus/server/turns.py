@@ -103,7 +103,7 @@ class Turns:
         self._loop.call_later(seconds, self.carry_out, requests)
 
     def carry_out(self, requests: Iterable[Request], *, may_turn: bool = False) -> None:
-        """Execute requests of clients or of other callers; see `add`."""
+        """Execute requests without passing them to the interceptor; see `add`."""
         self._arrivals.extend(requests)
         if self._is_due:
             return

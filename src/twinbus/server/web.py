@@ -77,8 +77,10 @@ class _Metrics(Collector):
         labels = ["path", "operation", "outcome"]
         counted = {
             "count": CounterMetricFamily("twinbus_operations", "Operations", labels=labels),
-            "messages": CounterMetricFamily("twinbus_messages", "Messages carried", labels=labels),
-            "bytes": CounterMetricFamily("twinbus_bytes", "Bytes carried", labels=labels),
+            "messages": CounterMetricFamily(
+                "twinbus_messages", "Messages of operations", labels=labels
+            ),
+            "bytes": CounterMetricFamily("twinbus_bytes", "Bytes of these messages", labels=labels),
             "units": CounterMetricFamily("twinbus_units", "Units of 64 KB", labels=labels),
         }
         rows = snapshot.meter.to_pylist()
@@ -117,7 +119,9 @@ class _Metrics(Collector):
         yield latencies
         yield CounterMetricFamily("twinbus_connections", "Connections accepted", door.accepted)
         yield CounterMetricFamily("twinbus_refused", "Connections and tokens refused", door.refused)
-        yield CounterMetricFamily("twinbus_restarts", "Restarts to heal itself", snapshot.restarts)
+        yield CounterMetricFamily(
+            "twinbus_restarts", "Restarts after an internal error", snapshot.restarts
+        )
         yield CounterMetricFamily(
             "twinbus_failed_commands",
             "Commands and timers that failed because of an internal error",
@@ -138,9 +142,13 @@ class _Metrics(Collector):
             ("log_bytes", "Bytes of the records of the log", snapshot.storage_bytes),
             ("ledger_bytes", "Bytes of the ledgers", ledger_bytes),
             ("spilled_sends", "Sends that wait in the spill store", snapshot.spilled_sends),
-            ("degraded", "1 while a spilled send is too old", int(degradation is not None)),
+            (
+                "degraded",
+                "1 while a spilled send has waited too long",
+                int(degradation is not None),
+            ),
             ("spilling", "1 while the log refuses writes", int(snapshot.is_spilling)),
-            ("up", "1 while it accepts commands", int(snapshot.is_open)),
+            ("up", "1 while the namespace accepts commands", int(snapshot.is_open)),
         ):
             yield GaugeMetricFamily(f"twinbus_{name}", text, value)
 
@@ -290,7 +298,7 @@ class Web:
         return self._state_page(request, *_readiness(self._namespace.vitals()))
 
     def _state_page(self, request: Request, is_well: bool, found: dict[str, Any]) -> Response:  # noqa: FBT001
-        """Return the page of a state; only readers of metrics may see the reason."""
+        """Return the page of a state; only clients that may read metrics see the reason."""
         if not self._is_trusted(request):
             found = {name: value for name, value in found.items() if name in _PUBLIC}
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
@@ -314,8 +322,8 @@ class Web:
     def _is_trusted(self, request: Request) -> bool:
         """Return whether the client may see names and reasons.
 
-        A web page can reach the ports of this machine under another host name, so the Host header
-        must name this machine.
+        A web page can reach the ports of this machine under another host name (DNS rebinding), so
+        the Host header must name this machine.
         """
         token = request.headers.get("authorization", "")
         if token:

@@ -9,7 +9,7 @@ managing     CreateEntity, UpdateEntity, DeleteEntity, GetEntity, ListEntities,
              GetRuntimeProperties, CreateRule, UpdateRule, DeleteRule, ListRules, ReadMeter
 keys         PutKey, DeleteKey, ListKeys
 
-The names below are the face of this package; other packages import nothing from its modules.
+These names are public: other packages import them from here, never from the modules.
 """
 
 from twinbus.protocol.commands.command import (

@@ -1,4 +1,4 @@
-"""What all commands are: values with the type of their reply, checked when they are constructed.
+"""What all commands share: each is a value, has the type of its reply, and checks its fields.
 
 A command that exists is valid, so neither the broker nor a client checks it again. This module also
 has the checks that commands of several kinds share.
@@ -17,7 +17,7 @@ from twinbus.limits import (
     MAX_INT64,
     MAX_REASON_CHARACTERS,
 )
-from twinbus.values import check_optional_text, check_text
+from twinbus.values import check_optional_text, check_text, shown
 
 R_co = TypeVar("R_co", covariant=True)
 NO_WAIT = timedelta(0)
@@ -42,7 +42,7 @@ class EntityCommand(Command[R_co]):
 
 
 def check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
-    """Refuse anything but 64-bit integers, and more of them than a batch may have messages."""
+    """Raise if a value is not a 64-bit integer of at least `low`, or if there are too many."""
     if isinstance(numbers, range):
         count = numbers.stop - numbers.start  # `len` fails for very large ranges
         are_valid = numbers.step == 1 and low <= numbers.start <= numbers.stop <= 2**62
@@ -56,8 +56,13 @@ def check_numbers(what: str, numbers: object, low: int = -(2**63)) -> None:
         )
         count = len(numbers) if are_valid else 0  # type: ignore[arg-type]
     if not are_valid:
-        least = "64 bits" if low < 0 else f"{low} to 2**63 - 1"
-        raise InvalidArgumentError(f"{what} must be a sequence of whole numbers of {least}")
+        least = "of 64 bits" if low < 0 else f"from {low} to 2**63 - 1"
+        is_plain = type(numbers) in (list, tuple, range)  # the text of an array has line breaks
+        found = shown(numbers) if is_plain else type(numbers).__name__
+        raise InvalidArgumentError(
+            f"{what} is {found}; it must be a list, tuple or range of whole numbers {least}, or an "
+            "array of int64"
+        )
     if count > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
             f"{what} has {count} numbers; the limit is {MAX_BATCH_MESSAGES}. Use several commands"

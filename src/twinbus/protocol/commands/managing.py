@@ -40,7 +40,7 @@ class CreateEntity(Command[EntityDescription]):
 
 @dataclass(frozen=True, slots=True)
 class UpdateEntity(Command[EntityDescription]):
-    """Change the settings that are not fixed at creation."""
+    """Change those settings of an entity that are not fixed at its creation."""
 
     description: EntityDescription
 
@@ -115,12 +115,15 @@ class ListRules(EntityCommand[Sequence[RuleDescription]]):
 
 @dataclass(frozen=True, slots=True)
 class ReadMeter(Command[pa.RecordBatch]):
-    """Read the operations metered since the start, one row per entity, kind and outcome."""
+    """Read the metered operations: a row per entity, kind of operation, purpose and outcome.
+
+    The counts begin with the start of the broker.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PutKey(Command[None]):
-    """Add a key, or replace the key with its name."""
+    """Add a key, or replace the existing key that has the same name and entity path."""
 
     key: SharedAccessKey
 
@@ -130,7 +133,7 @@ class PutKey(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class DeleteKey(Command[None]):
-    """Remove a key; its tokens become invalid."""
+    """Remove a key; the tokens that were signed with it become invalid."""
 
     name: str
     entity_path: str | None = None  # None: a key of the namespace

@@ -25,8 +25,12 @@ from twinbus.values import check_optional_text, check_span, check_type, check_wh
 
 def _check_tokens(tokens: object) -> None:
     if not isinstance(tokens, pa.Array) or tokens.type != LOCK_TOKEN or tokens.null_count:
+        kind = type(tokens).__name__
+        if isinstance(tokens, pa.Array):
+            kind = f"an array of {tokens.type} with {tokens.null_count} nulls"
         raise InvalidArgumentError(
-            "lock_tokens must be a column of lock tokens, none missing; see message.tokens_of"
+            f"lock_tokens is {kind}; it must be an Arrow array of {LOCK_TOKEN} without nulls. Make "
+            "one with message.tokens_of"
         )
     if len(tokens) > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
@@ -49,7 +53,7 @@ class Disposition(Enum):
     ABANDON = "abandon"
     DEFER = "defer"
     DEAD_LETTER = "dead_letter"
-    RELEASE = "release"  # return it unread: does not count as a failed delivery
+    RELEASE = "release"  # unlock it; this does not count as a failed delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Receive(EntityCommand[pa.RecordBatch]):
     """
 
     max_messages: int = 1
-    wait: timedelta = NO_WAIT  # the reply is an empty batch when it is over
+    wait: timedelta = NO_WAIT  # for the first message; without one, the reply is an empty batch
     mode: ReceiveMode = ReceiveMode.PEEK_LOCK
     session: SessionLock | None = None
     max_bytes: int = MAX_RECEIVE_BYTES  # the first message is delivered even if it is larger
@@ -93,7 +97,10 @@ class ReceiveDeferred(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class Peek(EntityCommand[pa.RecordBatch]):
-    """Browse active, locked, deferred and scheduled messages by number, without locking them."""
+    """Browse messages from a sequence number on, without locking them.
+
+    Active, locked, deferred and scheduled messages are returned.
+    """
 
     from_sequence_number: int = 0
     max_messages: int = 1
@@ -110,7 +117,7 @@ class Peek(EntityCommand[pa.RecordBatch]):
 
 @dataclass(frozen=True, slots=True)
 class Settle(EntityCommand[None]):
-    """Settle locked messages. Lost locks raise, but the other messages are settled."""
+    """Settle locked messages. If some locks are lost, settle the other messages, then raise."""
 
     lock_tokens: pa.Array  # message.LOCK_TOKEN
     disposition: Disposition
@@ -126,7 +133,7 @@ class Settle(EntityCommand[None]):
 
 @dataclass(frozen=True, slots=True)
 class RenewLocks(EntityCommand[datetime]):
-    """Lock messages for another lock duration from now; returns when the locks expire."""
+    """Lock messages for another lock duration; the reply is the time when the locks expire."""
 
     lock_tokens: pa.Array
 
@@ -144,7 +151,7 @@ class DeleteMessages(EntityCommand[int]):
     """
 
     max_messages: int
-    enqueued_before_utc: datetime | None = None  # None: of any time
+    enqueued_before_utc: datetime | None = None  # None: enqueued at any time
     session: SessionLock | None = None
 
     def __post_init__(self) -> None:

@@ -16,21 +16,22 @@ from twinbus.limits import (
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands.command import EntityCommand, check_numbers
 from twinbus.protocol.origins import OriginKind, origin_kind
-from twinbus.values import check_type
+from twinbus.values import check_type, shown
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The origin of messages: the namespace enqueues each message of an origin once.
 
-    `source` is a backlog queue, whose messages are remembered forever, or a sender (origins.py).
-    `numbers` are the numbers of the messages in the source, one per message. A caller that repeats
-    a send, because its reply was lost, uses the same origin.
+    `source` names a backlog queue, whose numbers the namespace remembers forever, or a sender
+    (origins.py). `numbers` are the numbers of the messages in the source, one per message. A caller
+    that repeats a send, because its reply was lost, uses the same origin.
     """
 
     source: str
     numbers: Sequence[int] | npt.NDArray[np.int64]  # a range is the cheapest form
-    also: "Origin | None" = None  # a second origin of the same messages: one known is enough
+    # A second origin of the same messages. A message is a duplicate if either origin is known.
+    also: "Origin | None" = None
 
     def __post_init__(self) -> None:
         if type(self.source) is not str:
@@ -62,7 +63,7 @@ class Origin:
 
     @property
     def depth(self) -> int:
-        """The number of its sources."""
+        """The number of sources: this one, and those nested in `also`."""
         return 1 + (self.also.depth if self.also is not None else 0)
 
 
@@ -117,4 +118,7 @@ class CancelScheduled(EntityCommand[None]):
             or len(origin.numbers) != 1
             or origin.also is not None
         ):
-            raise InvalidArgumentError("the origin of a cancel must be one number of one sender")
+            raise InvalidArgumentError(
+                f"the origin of a cancel is {shown(origin)}; it must have a single number of a "
+                "single sender"
+            )

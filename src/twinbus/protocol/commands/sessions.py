@@ -65,7 +65,7 @@ class SessionCommand(EntityCommand[R_co]):
 
 @dataclass(frozen=True, slots=True)
 class RenewSession(SessionCommand[datetime]):
-    """Lock the session for another lock duration; returns when the lock expires."""
+    """Lock the session for another lock duration; the reply is the time when the lock expires."""
 
 
 @dataclass(frozen=True, slots=True)
