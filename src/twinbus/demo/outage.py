@@ -122,11 +122,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     time.sleep(seconds)
     primary.start()
     recorder.record("the primary is started again", "started")
-    until(lambda: fleet.is_healthy)
-    if until(lambda: syphon.progress.moved >= fleet.diverted):
-        recorder.record("every diverted order is home", "home")
-    else:
-        recorder.record(f"diverted orders were not home after {PATIENCE_S:.0f} s")
+    await_home(fleet, syphon, recorder)
     time.sleep(seconds)
 
     fleet.stop()
@@ -160,6 +156,15 @@ def start_syphon(primary: str, secondary: str, queues: tuple[str, ...], ledger: 
     syphon = Syphon(settings)
     syphon.wait_until_running()
     return syphon
+
+
+def await_home(fleet: Fleet, syphon: Syphon, recorder: Recorder) -> None:
+    """Wait until sends go to the primary and the diverted orders are there; record what is so."""
+    until(lambda: fleet.is_healthy)
+    if until(lambda: syphon.progress.moved >= fleet.diverted):
+        recorder.record("every diverted order is home", "home")
+    else:
+        recorder.record(f"diverted orders were not home after {PATIENCE_S:.0f} s")
 
 
 def until(condition: Callable[[], bool]) -> bool:

@@ -20,7 +20,7 @@ from twinbus.deduplicate import origin_of
 from twinbus.demo.audit import Findings, QueuedOrders, examine
 from twinbus.demo.display import Display
 from twinbus.demo.fleet import Consumer, Fleet, Recorder
-from twinbus.demo.outage import find_backlog, until
+from twinbus.demo.outage import await_home, find_backlog, until
 from twinbus.demo.servers import QUEUE, DemoServer
 from twinbus.errors import InvalidOperationError
 from twinbus.message import to_messages
@@ -104,9 +104,7 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     time.sleep(seconds)
     broker.node.start()
     recorder.record("RabbitMQ is started again", "started")
-    until(lambda: fleet.is_healthy)
-    until(lambda: syphon.progress.moved >= fleet.diverted)
-    recorder.record("every diverted order is home", "home")
+    await_home(fleet, syphon, recorder)
     time.sleep(seconds)
 
     fleet.stop()
