@@ -354,7 +354,7 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a header; numbers (a digit or a dash first) are aligned to the right."""
+    """Return a table with a header; values that begin with a digit, but no dates, align right."""
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = (
         "".join(f'<td class="{_kind(value)}">{escape(value)}</td>' for value in row) for row in rows
