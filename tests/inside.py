@@ -54,6 +54,11 @@ def arrive(namespace: EmbeddedNamespace, request: Request) -> None:
     namespace._writer._arrivals.append(request)
 
 
+def is_ahead_of_log(engine: Engine) -> bool:
+    """Return whether memory has changes, or a step of the clock, that no record has yet."""
+    return bool(engine._kept) or engine._time.is_off
+
+
 def ledgers_of(engine: Engine) -> Any:
     """Return what writes the ledgers of a broker; operators see only the files and the log."""
     return engine._ledgers

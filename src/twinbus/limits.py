@@ -111,6 +111,8 @@ NONCE_BYTES: Final = 16  # in names that must not be guessable
 SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, large enough to be few
 SPARE_SEGMENTS: Final = 2  # files kept for reuse: the next segment, and one more
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
+MOVED_PLACE_BYTES: Final = 80  # of a message that is moved, besides its content
+FIRST_STEP_DIVISOR: Final = 4  # the part of the reserve that tells how much moved messages grow
 COMPACTION_STEP_QUEUES: Final = 256  # searched for them per turn: a millisecond if all are empty
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data

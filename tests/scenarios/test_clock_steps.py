@@ -25,6 +25,7 @@ from tests.contracts.words import (
 from tests.scenarios.site import Site
 from twinbus.entities import SubscriptionDescription, TopicDescription
 from twinbus.errors import MessageLockLostError, SessionLockLostError, StaleEpochError
+from twinbus.limits import MAX_LEASE_DURATION
 from twinbus.message import tokens_of
 from twinbus.protocol.commands import CreateEntity, LeaseRange, Receive, ReleaseRange, RenewLocks
 
@@ -242,3 +243,36 @@ def test_ids_of_a_segment_that_is_dropped_after_the_step_are_known_after_a_resta
     assert min(site.engine.log.segments) > first
     site.crash()
     assert send(site, message("again", message_id="1")) == [0]
+
+
+def test_ids_leave_their_window_although_the_clock_was_set_back_while_the_broker_was_down(
+    site: Site,
+) -> None:
+    window = timedelta(minutes=10)
+    queue(
+        site,
+        requires_duplicate_detection=True,
+        duplicate_detection_history_time_window=window,
+    )
+    send(site, message("a", message_id="x"))
+    site.clock.set_wall(timedelta(hours=-1))
+    site.crash()
+    send(site, message("repeated", message_id="x"))
+    send(site, message("b", message_id="y"))
+    site.wait(minutes=11)
+    send(site, message("a again", message_id="x"))
+    send(site, message("b again", message_id="y"))
+    assert take(site) == ["a", "b", "a again", "b again"]
+
+
+def test_a_lease_ends_although_the_clock_was_set_back_while_the_broker_was_down(
+    site: Site,
+) -> None:
+    queue(site)
+    send(site, "a")
+    site.ask(LeaseRange(QUEUE, "dead syphon", 10))
+    site.clock.set_wall(timedelta(days=-1))
+    site.crash()
+    assert receive(site) == []
+    site.clock.advance(MAX_LEASE_DURATION)
+    assert receive_one(site).body == b"a"

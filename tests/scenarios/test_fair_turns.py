@@ -22,6 +22,7 @@ from twinbus.broker.accounts.throttle import Thresholds
 from twinbus.broker.queue.waiting import Waiting
 from twinbus.broker.store.commit import Commit
 from twinbus.broker.turn import arrivals, compaction
+from twinbus.broker.turn import namespace as namespace_module
 from twinbus.broker.turn.arrivals import Arrivals
 from twinbus.broker.turn.compaction import Compaction
 from twinbus.broker.turn.engine import Engine
@@ -273,6 +274,45 @@ def test_queues_that_got_no_time_are_served_before_others(turns: Turns) -> None:
     assert served[0] <= 1
 
 
+def idle_turns(street: Street) -> int:
+    """Run turns until the broker has nothing to do; return their number, at most 100."""
+    engine, count = street.site.engine, 0
+    while engine.next_event <= street.site.clock.now_us() and count < 100:
+        engine.turn(())
+        count += 1
+    return count
+
+
+def test_requests_that_wait_in_vain_are_tried_once_and_not_in_every_turn(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace_module, "WORK_ROWS", 1)
+    engine = street.site.engine
+    street.hog.ask(Send(JUNK, messages(100)))
+    street.hog.ask(Receive(JUNK))  # locks the first message, which the leases must not skip
+    for question in flood(street.hog, LeaseRange(JUNK, "hog", 10, wait=LONG, past=()), 60):
+        engine.turn([question])
+    assert idle_turns(street) <= 60 * 2 * 100 // TURN_WORK + 1  # each try reads the rows twice
+
+
+def test_a_request_behind_many_that_wait_in_vain_is_served(
+    street: Street, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespace_module, "WORK_ROWS", 1)
+    engine = street.site.engine
+    street.hog.ask(Send(JUNK, messages(100)))
+    tokens = street.hog.ask(Receive(JUNK, 100)).column("lock_token")
+    vain = flood(street.hog, LeaseRange(JUNK, "hog", 10, wait=LONG, past=()), 60)
+    honest = street.hog.question(LeaseRange(JUNK, "honest", 10, wait=LONG))
+    for question in (*vain, honest):
+        engine.turn([question])
+    idle_turns(street)
+    street.hog.ask(Settle(JUNK, tokens.slice(50, 1), Disposition.RELEASE))
+    idle_turns(street)
+    assert honest.is_answered
+    assert not any(question.is_answered for question in vain)
+
+
 def test_a_request_that_is_withdrawn_before_its_turn_is_never_executed(street: Street) -> None:
     line = Arrivals()
     first, second = flood(street.hog, Peek(JUNK), 2)
@@ -446,8 +486,8 @@ def test_searches_that_look_at_many_rows_are_spread_over_turns(turns: Turns) -> 
     street = turns.street
     for _ in range(4):
         fill(street.hog, MAX_BATCH_MESSAGES)
-    street.hog.ask(LeaseRange(JUNK, "hog", 300_000))
-    lease = LeaseRange(JUNK, "hog", 1, past=[])
+    leased = street.hog.ask(LeaseRange(JUNK, "hog", 300_000))
+    lease = LeaseRange(JUNK, "hog", 1, past=[leased.epoch])  # looks for another lease behind it
     searches = flood(street.hog, lease, 100)
     honest = street.victim.question(Send(VICTIM, messages(1)))
     turns.run(*searches, honest)

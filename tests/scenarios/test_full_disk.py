@@ -150,6 +150,37 @@ def test_a_message_that_stays_does_not_keep_the_space_of_those_behind_it(disk: P
         assert waiting(namespace) == 2  # the new one, and the deferred one
 
 
+def test_many_small_messages_that_stay_do_not_use_up_the_reserve(disk: Path) -> None:
+    clock = ManualClock()
+    with opened(disk / "namespace", clock) as namespace:
+        for path in (QUEUE, "small"):
+            namespace.ask(CreateEntity(QueueDescription(path=path)))
+        small = [BrokeredMessage(b"x", message_id="x")] * 8  # few enough to be stored as rows
+        for _ in range(7000):
+            namespace.ask(Send("small", small))
+        assert len(namespace.engine.log.segments) == 1
+        sent = fill(namespace)
+        assert drain(namespace) == sent
+        assert namespace.engine.log.reserve_left > 3 * MEGABYTE
+
+
+def test_a_few_thousand_small_messages_that_stay_move_to_the_reserve(disk: Path) -> None:
+    clock = ManualClock()
+    with opened(disk / "namespace", clock) as namespace:
+        for path in (QUEUE, "small"):
+            namespace.ask(CreateEntity(QueueDescription(path=path)))
+        small = [BrokeredMessage(b"x", message_id="x")] * 8
+        for _ in range(500):
+            namespace.ask(Send("small", small))
+        sent = fill(namespace)
+        full = shutil.disk_usage(disk).free
+        assert drain(namespace) == sent
+        assert shutil.disk_usage(disk).free > full + DISK_MEGABYTES * MEGABYTE // 3
+        namespace.crash()
+        with opened(disk / "namespace", clock) as again:
+            assert again.ask(GetRuntimeProperties("small")).active_message_count == 4000
+
+
 def test_a_disk_that_is_full_again_and_again_is_no_dead_end(disk: Path) -> None:
     clock = ManualClock()
     with ExitStack() as life:

@@ -70,7 +70,7 @@ from twinbus.protocol.commands import (
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
-from twinbus.server import native
+from twinbus.server import door, native
 from twinbus.servicebus.messages import STORED_HEAD, fingerprint
 
 pytestmark = pytest.mark.timeout(60)
@@ -530,6 +530,38 @@ def test_requests_behind_a_large_native_send_keep_their_order(site: ServiceBusSi
         assert (len(first), len(last)) == (4, 1)
         assert first[-1] < last[0]
         assert poll.result(30).num_rows == 5
+
+
+def test_the_refusal_of_a_large_native_send_waits_for_no_other_request(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "DOOR_TICK_S", 3600.0)  # a tick would write the refusal, too
+    footer = encode_section(SectionKind.FOOTER, {"large": bytes(CHECKED_SECTION_BYTES)})
+    spoilt = BrokeredMessage(b"", amqp=STORED_HEAD.pack(0, bytes(8)) + footer + b"\x00")
+    connection = ConnectionString.parse(
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with ServerNamespace(connection) as client:
+        for _ in range(3):  # the tick before the first one was not prevented
+            with pytest.raises(InvalidArgumentError):
+                client.ask(Send(QUEUE, [spoilt]), 5.0)
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_sections_that_are_larger_than_a_message_may_be_are_not_decoded(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(AmqpMessage, "decode_all", None)
+    large = BrokeredMessage(b"x", amqp=bytes(AMQP_MESSAGE_BYTES))
+    connection = (
+        f"Endpoint=twinbus://127.0.0.1:{site.door.port};SharedAccessKeyName=root;"
+        f"SharedAccessKey={SECRET}"
+    )
+    with MessagingFactory.from_connection_string(connection) as factory:
+        sender = factory.create_message_sender(QUEUE)
+        with pytest.raises(MessageSizeExceededError):
+            sender.send_batch([large] * count)
 
 
 # -- what belongs to others ------------------------------------------------------------------------

@@ -89,6 +89,38 @@ def test_a_segment_begun_in_vain_needs_no_segment_that_is_given_up_later(tmp_pat
     assert found_in(tmp_path) == ["b", "c"]
 
 
+class ForgetfulFullStorage(FaultyStorage):
+    """A disk that may be full, and that cannot make names durable for a while."""
+
+    forgets_names = False
+
+    def sync_directory(self, path: Path) -> None:
+        if self.forgets_names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync_directory(path)
+
+
+def test_records_in_the_reserve_are_read_although_a_segment_was_begun_in_vain_before_them(
+    tmp_path: Path,
+) -> None:
+    disk = ForgetfulFullStorage(ManualClock())
+    log = Log(tmp_path, disk, segment_bytes=64 * 1024, keeps_reserve=True)
+    assert list(log.replay()) == []
+    log.append(saying("a"))
+    disk.full = True
+    with pytest.raises(StoreUnavailableError):
+        log.append(saying("refused"))
+    log.append(saying("settled"), frees_space=True)
+    assert log.is_on_reserve
+    disk.full, disk.forgets_names = False, True
+    with pytest.raises(StoreUnavailableError):
+        log.append(saying("refused, too"))
+    disk.full, disk.forgets_names = True, False
+    log.append(saying("settled, too"), frees_space=True)
+    log.crash()
+    assert found_in(tmp_path) == ["a", "settled", "settled, too"]
+
+
 def test_a_record_that_was_taken_back_but_not_removed_is_ignored(tmp_path: Path) -> None:
     disk = StubbornStorage()
     log = Log(tmp_path, disk)

@@ -1,14 +1,15 @@
 """Few messages that are placed one by one have the same history as the same messages in columns.
 
 `test_row_intake.py` compares what sends leave behind. Here the messages live on: they expire, come
-due, are forwarded, changed by actions, received, settled and dead-lettered, while the clock is set,
-the log refuses records, and the broker restarts.
+due, are forwarded, changed by actions, received, leased, settled and dead-lettered, while the clock
+is set, the log refuses records for a while, messages move out of old segments, and the broker
+restarts. A restart must find what the broker had in memory.
 """
 
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,9 +21,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.inside import is_ahead_of_log
 from tests.namespaces import engine_settings
 from tests.unit.properties import replayed
 from tests.unit.test_row_intake import START, Asked, never, outcome, written
+from twinbus.broker.lifecycle import DURABLE, State
 from twinbus.broker.sending.row_intake import RowIntake
 from twinbus.broker.turn.engine import Engine, Storages
 from twinbus.broker.turn.namespace import NamespaceSettings
@@ -44,6 +47,7 @@ from twinbus.protocol.commands import (
     CreateEntity,
     Disposition,
     Origin,
+    RangeLease,
     ReceiveMode,
     Send,
     SessionGrant,
@@ -122,6 +126,7 @@ QUEUES = [
     *(e.path for e in ENTITIES if not isinstance(e, TopicDescription)),
     *(f"{path}/$DeadLetterQueue" for path in ("plain", "sessions", "rich", "mortal")),
 ]
+LEASABLE = ["plain", "once", "graves", "topic/subscriptions/every", "plain/$DeadLetterQueue"]
 WITH_SESSIONS = ["sessions", "rich", "odd/subscriptions/sessions"]
 
 values = st.one_of(
@@ -224,7 +229,15 @@ steps = st.one_of(
     st.builds(Step, st.just("deferred"), st.sampled_from(QUEUES), counts, st.booleans()),
     st.builds(Step, st.just("advance"), count=st.sampled_from([1, 5, 25, 70])),
     st.builds(Step, st.just("wall"), count=st.sampled_from([-3600, -30, 45, 86400])),
-    st.builds(Step, st.just("restart"), flag=st.booleans()),
+    *[st.builds(Step, st.just("restart"), flag=st.booleans())] * 2,
+    st.builds(Step, st.just("fail"), flag=st.booleans()),
+    st.builds(Step, st.just("mend"), flag=st.booleans()),
+    st.builds(Step, st.just("turn")),
+    st.builds(
+        Step, st.just("wait"), st.sampled_from(QUEUES), counts, choice=st.sampled_from(ReceiveMode)
+    ),
+    st.builds(Step, st.just("lease"), st.sampled_from(LEASABLE), counts, st.booleans()),
+    st.builds(Step, st.just("state"), st.sampled_from(WITH_SESSIONS), counts),
     st.builds(
         Step,
         st.just("refuse"),
@@ -253,7 +266,7 @@ class World:
         self.way = way
         self.settings = engine_settings(
             Path(folder),
-            segment_bytes=256 * 1024,
+            segment_bytes=32 * 1024,
             namespace=NamespaceSettings(max_message_bytes=MAX_MESSAGE_BYTES),
         )
         self.clock = ManualClock()
@@ -263,6 +276,7 @@ class World:
         self.locked: list[tuple[str, list[UUID]]] = []
         self.numbers: dict[str, list[int]] = {}
         self.restarts = 0
+        self.waiting: list[Asked] = []
 
     def opened(self) -> Engine:
         return Engine(self.settings, self.clock, Storages(self.storage), threaded=False)
@@ -356,10 +370,51 @@ class World:
     def do_restart(self, step: Step) -> list[str]:
         faults = self.engine.namespace.faults()
         self.restarts += self.engine.restarts
+        before = durable(self.engine)
         (self.engine.close if step.flag else self.engine.crash)()
+        self.storage.full = self.storage.fails_sync = False
         self.engine = self.opened()
+        if before is not None:
+            assert durable(self.engine) == before, "the log differs from memory"
         self.locked.clear()
+        self.waiting.clear()
         return faults
+
+    def do_fail(self, step: Step) -> None:
+        setattr(self.storage, "full" if step.flag else "fails_sync", True)
+
+    def do_mend(self, step: Step) -> None:
+        self.storage.full = self.storage.fails_sync = False
+        for _ in range(6 * step.flag):
+            self.clock.advance(5 * SECONDS)
+            self.engine.turn(())
+
+    def do_turn(self, _: Step) -> list[Any]:
+        self.engine.turn(())
+        served = [asked for asked in self.waiting if hasattr(asked, "outcome")]
+        self.waiting = [asked for asked in self.waiting if asked not in served]
+        return [self.known(asked.outcome, asked.command.path) for asked in served]
+
+    def do_wait(self, step: Step) -> None:
+        receive = c.Receive(step.path, step.count, 60 * SECONDS, step.choice, takes_rows=True)
+        self.waiting.append(Asked(receive))
+        self.engine.turn(self.waiting[-1:])
+
+    def do_lease(self, step: Step) -> Any:
+        lease = outcome(self.engine, c.LeaseRange(step.path, "owner", step.count))
+        if not isinstance(lease, RangeLease):
+            return lease
+        dead = [c.DeadLetterPart([lease.last], "why")] if step.count % 2 else []
+        done = [(lease.first, lease.last - 1)] if lease.first < lease.last else []
+        settle = c.SettleRange(step.path, lease.epoch, done, dead, release=step.flag)
+        return lease.intervals, outcome(self.engine, settle)
+
+    def do_state(self, step: Step) -> Any:
+        grant = outcome(self.engine, c.AcceptSession(step.path))
+        if not isinstance(grant, SessionGrant):
+            return grant
+        state = b"state" * step.count if step.count > 1 else None
+        return outcome(self.engine, c.SetSessionState(step.path, grant.lock, state))
 
     def do_refuse(self, step: Step) -> Any:
         name = "full" if step.flag else "fails_sync"
@@ -388,6 +443,31 @@ class World:
         see(self.engine.namespace.faults())
         see(self.restarts + self.engine.restarts)
         self.engine.abandon()
+
+
+def durable(engine: Engine) -> list[Any] | None:
+    """Return what a restart must find; None if memory is ahead of the log."""
+    if is_ahead_of_log(engine):
+        return None
+    found: list[Any] = []
+    get: Callable[..., Any]
+    namespace = engine.namespace
+    for queue in namespace.directory.queues():
+        at, get = queue.waiting.all(), queue.waiting.get
+        states = [DURABLE[State(state)] for state in get("state", at)]
+        names = ("sequence", "size", "enqueued", "expires", "failures")
+        found.append((queue.path, states, *(get(name, at).tolist() for name in names)))
+        if len(at):
+            found += to_messages(namespace.shared.bodies.fetch(get("batch", at), get("row", at)))
+        deaths = get("death", at).tolist()
+        found.append([namespace.shared.deaths[death] if death >= 0 else None for death in deaths])
+        found.append(
+            (
+                dict(queue.sessions.states),
+                [(lease.owner, lease.intervals) for lease in queue.leases],
+            )
+        )
+    return [*found, sorted(namespace.transfers.origins())]
 
 
 def history(template: Path, work: Sequence[Step], way: str) -> list[Any]:

@@ -100,7 +100,7 @@ class NativeConnection(ClientConnection):
     def _is_ready(self, request: Request) -> bool:
         """Return whether a request can be executed now; otherwise it is refused, or waits."""
         if not self._unchecked and _section_bytes(request) <= CHECKED_SECTION_BYTES:
-            return not _is_refused(request)
+            return not _is_refused(request, self._door.namespace.max_message_bytes)
         self._unchecked.append(request)
         if not self._is_checking:
             self._is_checking = True
@@ -114,7 +114,7 @@ class NativeConnection(ClientConnection):
         """Check some more sections of the first request that waits; go on in another callback."""
         if self._unchecked and self._unchecked[0] is request:  # otherwise it was withdrawn
             try:
-                if not _check_some(left):
+                if not _check_some(left, self._door.namespace.max_message_bytes):
                     self._check_later(request, left)
                     return
                 self._door.turns.add([request])
@@ -126,6 +126,8 @@ class NativeConnection(ClientConnection):
             self._check_later(following, iter(_stored_sections(following.command)))
         else:
             self._is_checking = False
+        if self.conversation.needs_flush:
+            self.flush()
 
     def _answer(self, request: ServerRequest, value: Any) -> None:
         door = self._door
@@ -189,30 +191,36 @@ class NativeConnection(ClientConnection):
         return self.conversation.phase is Phase.ENDED
 
 
-def _is_refused(request: Request) -> bool:
+def _is_refused(request: Request, most: int) -> bool:
     """Refuse a send of messages that no Service Bus client could decode, and return True."""
     try:
         for stored in _stored_sections(request.command):
-            _check(stored)
+            _check(stored, most)
     except MessagingError as error:
         request.fail(error)
         return True
     return False
 
 
-def _check_some(left: Iterator[object]) -> bool:
+def _check_some(left: Iterator[object], most: int) -> bool:
     """Check the next sections up to a number of bytes; return whether all are checked."""
     size = 0
     for stored in left:
-        size += _check(stored)
+        size += _check(stored, most)
         if size > CHECKED_SECTION_BYTES:
             return False
     return True
 
 
-def _check(stored: object) -> int:
-    """Check the sections of a message; return their size."""
+def _check(stored: object, most: int) -> int:
+    """Check the sections of a message; return the size of what was decoded.
+
+    Sections of more than `most` bytes are not decoded, which would take up to 60 times their size:
+    the broker refuses the message because it is too large.
+    """
     if type(stored) is not bytes:  # the broker refuses columns of another type
+        return 0
+    if len(stored) > most:
         return 0
     check_sections(stored)
     return len(stored)

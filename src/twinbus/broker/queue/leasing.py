@@ -92,14 +92,13 @@ def first_locked_or_leased(queue: Queue, past: Sequence[int]) -> tuple[int, str 
     waiting = queue.waiting
     candidates: list[tuple[int, str | None]] = [(NEVER_US, None)]
     if waiting.count(State.LEASED):
-        at = waiting.in_state(waiting.all(), State.LEASED)
-        at = at[~np.isin(waiting.get("lock", at), list(past))][:1]
+        at = waiting.first_in(State.LEASED, but=past)
         for number, epoch in zip(waiting.get("sequence", at), waiting.get("lock", at), strict=True):
             lease = queue.leases.find(int(epoch))
             candidates.append((int(number), lease.owner if lease is not None else None))
     if waiting.count(State.LOCKED):
-        at = waiting.in_state(waiting.all(), State.LOCKED)
-        candidates.append((int(waiting.get("sequence", at[:1])[0]), None))
+        at = waiting.first_in(State.LOCKED)
+        candidates.append((int(waiting.get("sequence", at)[0]), None))
     return min(candidates, key=lambda candidate: candidate[0])
 
 

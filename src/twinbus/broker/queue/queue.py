@@ -815,9 +815,10 @@ class Queue:
 
     # -- waiting requests ----------------------------------------------------------------------
 
-    def serve(self, serve_one: Callable[[Waiter], bool]) -> None:
-        """Call `serve_one` for waiting requests, in order of arrival, until no message is left."""
-        self.waiters.serve(serve_one, all_the_same=not self.settings.requires_session)
+    def serve(self, serve_one: Callable[[Waiter], bool | None], *, goes_on: bool) -> None:
+        """Call `serve_one` for waiting requests, in order of arrival; see `Waiters.serve`."""
+        all_the_same = not self.settings.requires_session
+        self.waiters.serve(serve_one, all_the_same=all_the_same, goes_on=goes_on)
 
     def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
         """Answer one waiting request if it can be answered; return whether it was answered."""

@@ -32,6 +32,9 @@ class Waiters:
         self._shared = shared
         self.line: _Line = OrderedDict()  # in order of arrival, by `id()` of the request
         self._receives = 0  # number of receives in the line
+        # The requests that the last call of `serve` tried, by `id()`, if the turn had no time for
+        # the requests behind them.
+        self._tried: set[int] = set()
         self.next_deadline = NEVER_US  # a lower bound: no request times out earlier
 
     def __len__(self) -> int:
@@ -77,21 +80,35 @@ class Waiters:
             self.line[identity] = replace(waiter, deadline=waiter.deadline + by)
         self.next_deadline = min((waiter.deadline for waiter in self), default=NEVER_US)
 
-    def serve(self, serve_one: Callable[[Waiter], bool], *, all_the_same: bool) -> None:
-        """Serve the requests for which there are messages, in order of arrival.
+    def serve(
+        self, serve_one: Callable[[Waiter], bool | None], *, all_the_same: bool, goes_on: bool
+    ) -> None:
+        """Call `serve_one` for waiting requests, in order of arrival.
+
+        It returns whether it has served the request, or None if the turn has no time for it: then
+        the call ends. With `goes_on`, nothing has changed since such an end, so the requests that
+        were tried before it are not tried again: otherwise they could take all the time of every
+        turn.
 
         With `all_the_same`, every request waits for any message. If a receive finds none, the
         requests behind it find none either, so the loop ends. It does not end at a request for a
         lease: this may wait for locked messages while a receive behind it can be served.
         """
+        tried, self._tried = self._tried if goes_on else set(), set()
         left: list[Waiter] = []
         while self.line:
-            _, waiter = self.line.popitem(last=False)
-            if serve_one(waiter):
+            identity, waiter = self.line.popitem(last=False)
+            if identity in tried:
+                left.append(waiter)
+                continue
+            is_served = serve_one(waiter)
+            if is_served:
                 self._count(waiter, -1)
                 continue
+            if is_served is None:
+                self._tried = {id(tried_before.request) for tried_before in left}
             left.append(waiter)
-            if all_the_same and not isinstance(waiter.command, LeaseRange):
+            if is_served is None or (all_the_same and not isinstance(waiter.command, LeaseRange)):
                 break
         for waiter in reversed(left):
             self.line[id(waiter.request)] = waiter

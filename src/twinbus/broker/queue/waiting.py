@@ -9,7 +9,7 @@
 Indices are positions in the columns; they are valid until `reclaim`, which runs between turns only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -312,6 +312,20 @@ class Waiting:
         ):
             return row
         return None
+
+    def first_in(self, state: State, but: Sequence[int] = ()) -> Indices:
+        """Return the first row in a state whose lock or lease has none of the numbers in `but`."""
+        position, width = 0, SCAN_ROWS
+        while position < self._end:
+            end = min(position + width, self._end)
+            self._resources.looked_at += end - position
+            at = np.flatnonzero(self._columns["state"][position:end] == state.value) + position
+            if len(but):
+                at = at[~np.isin(self.get("lock", at), list(but))]
+            if len(at):
+                return at[:1]
+            position, width = end, width * 4
+        return NO_ROWS
 
     def between(self, first: int, last: int) -> Indices:
         """Return the rows numbered first to last, both included, that are not gone."""

@@ -236,6 +236,11 @@ class Bodies:
         per_row = self._columns["length"][part] / np.maximum(rows, 1)
         return float((np.minimum(live, rows) * per_row).sum())
 
+    def stored_bytes(self, numbers: Int64s) -> float:
+        """Return the approximate size of one message for each item; items are batch numbers."""
+        at = numbers - self._first
+        return float((self._columns["length"][at] / np.maximum(self._columns["rows"][at], 1)).sum())
+
     def forget(self, segment: int) -> None:
         """Forget the batches of a dropped segment, which are the oldest."""
         first, last = self.numbers_in(segment)

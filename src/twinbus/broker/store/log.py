@@ -208,7 +208,7 @@ class Log:
             places = self._append(self._active(), parts)
         except OSError as error:
             self.is_full = error.errno == errno.ENOSPC
-            if not is_reserve_intact:
+            if not (is_reserve_intact and self._has_removed_unfinished()):
                 self._has_leftovers = True
                 self._remove_leftovers()
             raise StoreUnavailableError(
@@ -438,11 +438,20 @@ class Log:
             self._storage.sync_directory(self.directory)
         self._keep_reserve()
 
+    def _has_removed_unfinished(self) -> bool:
+        """Remove the file of a segment that could not be finished; return whether it is gone."""
+        try:
+            self._remove_unfinished()
+        except OSError:
+            return False
+        return True
+
     def _remove_unfinished(self) -> None:
         """Remove the file of a segment that `_begin_segment` could not finish.
 
-        The header of this file says that the log needs the oldest segment, which is about to be
-        dropped.
+        The header of this file says that the log needs the oldest segment, and which record is the
+        first that is not in the active one. Both become wrong: the oldest segment is about to be
+        dropped, or further records go to the active one.
         """
         path = self.directory / f"{self._active().number + 1:020d}.log"
         if path.exists():

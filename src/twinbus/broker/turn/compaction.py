@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from twinbus.broker.lifecycle import DURABLE, State
 from twinbus.broker.queue.queue import Queue
@@ -26,6 +27,8 @@ from twinbus.limits import (
     COMPACTION_GARBAGE_RATIO,
     COMPACTION_STEP_BYTES,
     COMPACTION_STEP_QUEUES,
+    FIRST_STEP_DIVISOR,
+    MOVED_PLACE_BYTES,
 )
 
 _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
@@ -93,6 +96,9 @@ class Compaction:
         # The oldest segment, and the last record of the log when it was first found to be empty.
         self._emptied: tuple[int, int] | None = None
         self._history: dict[int, tuple[int, int]] = {}  # by segment: the times of its message ids
+        # A segment, and how many times larger its messages were when some of them were written
+        # again: as columns, small messages take up to twenty times the space of rows.
+        self._growth: tuple[int, float] | None = None
 
     def note_history(self, segment: int, first: int, last: int) -> None:
         """Record that a segment has message ids of these times."""
@@ -150,8 +156,10 @@ class Compaction:
         if len(self._log.segments) < 2 or not self._log.has_head:
             return False
         oldest = self._oldest
-        if self._bodies.live_in(oldest):
-            needed = self._bodies.live_bytes_in(oldest)
+        places = self._bodies.live_in(oldest)
+        if places:
+            growth = self._growth_of(oldest) or 1.0
+            needed = growth * self._bodies.live_bytes_in(oldest) + MOVED_PLACE_BYTES * places
         elif self._may_drop_oldest():
             remembered = self._remembered_in(oldest)
             needed = CARRIED_ID_BYTES * sum(len(ids) for ids in remembered.values())
@@ -159,11 +167,16 @@ class Compaction:
             return False
         return needed <= room / 2
 
-    def stage(self, commit: Commit, room: int = COMPACTION_STEP_BYTES) -> None:
-        """Add one step to the commit; it writes at most about `room` bytes of messages."""
+    def _growth_of(self, segment: int) -> float | None:
+        return None if self._growth is None or self._growth[0] != segment else self._growth[1]
+
+    def stage(self, commit: Commit, room: int | None = None) -> None:
+        """Add one step to the commit; with `room`, it writes at most so many bytes of messages."""
         oldest = self._oldest
         if self._bodies.live_in(oldest):
-            self._move(oldest, commit, min(room, COMPACTION_STEP_BYTES))
+            if room is not None and self._growth_of(oldest) is None:
+                room //= FIRST_STEP_DIVISOR  # until it is known how much the messages grow
+            self._move(oldest, commit, room)
         elif not self._carry_history(oldest, commit):
             commit.effects.append(_Emptied(self, oldest))
 
@@ -201,19 +214,32 @@ class Compaction:
         }
         return {number: ids for number, ids in kept.items() if ids}
 
-    def _move(self, segment: int, commit: Commit, budget: int) -> None:
+    def _move(self, segment: int, commit: Commit, room: int | None) -> None:
+        budget = COMPACTION_STEP_BYTES if room is None else min(room, COMPACTION_STEP_BYTES)
         chosen = self._choose(*self._bodies.numbers_in(segment), budget)
         if not chosen:
             return  # the next step searches the next queues
-        keys = np.concatenate([_keys(queue, at) for queue, at in chosen])
-        unique, rows = np.unique(keys, return_inverse=True)
-        batch = self._bodies.fetch(unique >> 32, (unique & 0xFFFFFFFF).astype(np.int32))
+        batch, rows = self._gathered(chosen)
+        if room is not None:
+            while len(rows) > 1 and batch.nbytes + MOVED_PLACE_BYTES * len(rows) > room:
+                chosen = _first_half(chosen)
+                batch, rows = self._gathered(chosen)
+            stored = self._bodies.stored_bytes(np.unique(_keys_of(chosen)) >> 32)
+            self._growth = segment, batch.nbytes / max(stored, 1.0)
         number = commit.add_batch(batch)
         start = 0
         for queue, at in chosen:
             moved = _Moved(queue, at, rows[start : start + len(at)].astype(np.int32), number)
             start += len(at)
             self._rewrite(moved, commit)
+
+    def _gathered(
+        self, chosen: list[tuple[Queue, Indices]]
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.intp]]:
+        """Return the content of messages as one batch, and the row of each message in it."""
+        unique, rows = np.unique(_keys_of(chosen), return_inverse=True)
+        batch = self._bodies.fetch(unique >> 32, (unique & 0xFFFFFFFF).astype(np.int32))
+        return batch, rows
 
     def _choose(self, first: int, last: int, budget: int) -> list[tuple[Queue, Indices]]:
         """Return messages of these batches for one step.
@@ -255,3 +281,15 @@ def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:
         "row", at
     )
     return keys
+
+
+def _keys_of(chosen: list[tuple[Queue, Indices]]) -> npt.NDArray[np.int64]:
+    return np.concatenate([_keys(queue, at) for queue, at in chosen])
+
+
+def _first_half(chosen: list[tuple[Queue, Indices]]) -> list[tuple[Queue, Indices]]:
+    """Return about half of these messages, at least one."""
+    if len(chosen) > 1:
+        return chosen[: len(chosen) // 2]
+    [(queue, at)] = chosen
+    return [(queue, at[: max(1, len(at) // 2)])]

@@ -124,6 +124,7 @@ class BrokerNamespace:
         self._serving_work = 0  # the part of it that served waiting requests
         # Queues whose waiting requests this turn had no time for: the next turn serves them.
         self._unserved: dict[int, Queue] = {}
+        self._resumed: dict[int, Queue] = {}  # those of the last turn
         owners: dict[Claim, object] = {
             Claim.SEND: self.sends,
             Claim.LISTEN: QueueCommands(self.directory, self.overload),
@@ -179,10 +180,7 @@ class BrokerNamespace:
         if self._unserved:
             # They are served before other queues. The one that took the time of the last turn is
             # the last of them.
-            self.shared.changed_queues = dict(reversed(self._unserved.items())) | (
-                self.shared.changed_queues
-            )
-            self._unserved = {}
+            self._resumed, self._unserved = dict(reversed(self._unserved.items())), {}
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.sends.execute([requests[0]], now, commit)
             return ()
@@ -280,16 +278,19 @@ class BrokerNamespace:
         of each turn is for waiting requests: commands cannot take all of it.
         """
         changed, self.shared.changed_queues = self.shared.changed_queues, {}
-        self._to_reclaim.update(changed)
-        for queue in changed.values():
+        queues, self._resumed = self._resumed | changed, {}
+        self._to_reclaim.update(queues)
+        for number, queue in queues.items():
             if queue.waiters.line:
-                queue.serve(partial(self._serve_one, queue, now, commit))
+                serve_one = partial(self._serve_one, queue, now, commit)
+                queue.serve(serve_one, goes_on=number not in changed)
             self._alarms.arm(queue)
 
-    def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool:
+    def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool | None:
+        """Serve a waiting request; return whether it was served, None if the turn has no time."""
         if self._work >= TURN_WORK and self._serving_work >= SERVING_WORK:
             self._unserved[queue.entity] = queue
-            return False
+            return None
         served: list[bool] = []
 
         def work() -> None:

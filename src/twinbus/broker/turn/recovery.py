@@ -90,7 +90,7 @@ class LogRecovery:
         unwritten += news.facts
         kept.changes += news.changes
         compaction = Compaction(log, namespace, ledgers.may_forget)
-        for segment, _, times in replay.history():
+        for segment, _, times in replay.history(now):
             compaction.note_history(segment, int(times.min()), int(times.max()))
         trail = Trail(self.path_of, partial(bodies.texts, "message_id"))
         lineage = self._lineage(log, namespace_id, is_new=known is None)

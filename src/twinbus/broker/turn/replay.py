@@ -30,9 +30,10 @@ from twinbus.broker.store.log import Log
 from twinbus.broker.store.log_format import SCHEMAS, Part, PartKind, Record
 from twinbus.broker.store.message_rows import MessageRows
 from twinbus.broker.turn.namespace import BrokerNamespace
+from twinbus.clock import to_us
 from twinbus.errors import LogDamagedError
 from twinbus.intervals import unpack
-from twinbus.limits import NEVER_US
+from twinbus.limits import MAX_LEASE_DURATION, NEVER_US
 from twinbus.message import Int64s, sizes
 from twinbus.protocol.origins import sender_source
 
@@ -114,15 +115,17 @@ class Replay:
         facts = self.facts.get("clock", {})
         return {int(record): int(json.loads(value)) for record, value in facts.items()}
 
-    def history(self) -> Iterator[tuple[int, "_Ids", Int64s]]:
+    def history(self, now: int) -> Iterator[tuple[int, "_Ids", Int64s]]:
         """Yield the message ids of each HISTORY part: its segment, the ids, and their times.
 
-        The times are adjusted to the steps of the wall clock.
+        The times are adjusted to the steps of the wall clock. A time after `now` is from before a
+        step that the log does not have, because the broker did not run: such an id is as new as an
+        id can be.
         """
         steps = self.clock_steps
         for record, segment, ids in self._history:
             by = sum(step for before, step in steps.items() if record <= before)
-            yield segment, ids, ids.times + by
+            yield segment, ids, np.minimum(ids.times + by, now)
 
     def number(self, kind: str, key: str, default: int) -> int:
         """Return a fact that is a number; `default` if the log does not have it."""
@@ -287,8 +290,8 @@ def restore(
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
         queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
-    _restore_keyed(namespace, replay)
-    _restore_history(namespace, replay)
+    _restore_keyed(namespace, replay, now)
+    _restore_history(namespace, replay, now)
     begun = namespace.starts.begin(start, directory.queues())
     news.facts += [begun] if begun is not None else []
     for entity in directory:
@@ -342,7 +345,7 @@ def _session_numbers(queue: Queue, bodies: Bodies, rows: Columns) -> Any:
     return np.array(numbers, np.int32)
 
 
-def _restore_keyed(namespace: BrokerNamespace, replay: Replay) -> None:
+def _restore_keyed(namespace: BrokerNamespace, replay: Replay, now: int) -> None:
     """Restore access keys, session states and leases."""
     for value in replay.facts.get("key", {}).values():
         namespace.keys.put(key_of(value))
@@ -358,7 +361,9 @@ def _restore_keyed(namespace: BrokerNamespace, replay: Replay) -> None:
             continue
         lease = Lease.of(value)
         renewed = replay.facts.get("leased until", {}).get(key)
-        lease.until = lease.until if renewed is None else int(json.loads(renewed))
+        until = lease.until if renewed is None else int(json.loads(renewed))
+        # The wall clock may have been set back while the broker did not run.
+        lease.until = min(until, now + to_us(MAX_LEASE_DURATION))
         queue.leases.put(lease)
         for first, last in lease.intervals:
             at = queue.waiting.in_state(queue.waiting.between(first, last), State.ACTIVE)
@@ -366,9 +371,9 @@ def _restore_keyed(namespace: BrokerNamespace, replay: Replay) -> None:
             queue.waiting.put("lock", at, lease.epoch)
 
 
-def _restore_history(namespace: BrokerNamespace, replay: Replay) -> None:
+def _restore_history(namespace: BrokerNamespace, replay: Replay, now: int) -> None:
     seen: dict[int, dict[str, int]] = {}
-    for _, ids, moments in replay.history():
+    for _, ids, moments in replay.history(now):
         for number, message_id, time in zip(
             ids.entities, ids.message_ids, moments.tolist(), strict=True
         ):
