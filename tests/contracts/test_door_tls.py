@@ -60,7 +60,9 @@ def test_a_client_that_cannot_trust_the_server_sends_it_nothing(
     known = {name: part for name, part in parts.items() if name != "trusts"}
     ca_file = sealed.ca_file if "trusts" in parts else None
     client = sealed.server.client(ca_file=ca_file, **known)
-    assert isinstance(refused(client), CommunicationError)
+    error = refused(client)
+    assert isinstance(error, CommunicationError)
+    assert "Check the CaFile and the TlsHostName" in str(error)
     assert sealed.server.door.accepted == sealed.server.door.refused == 0
 
 
@@ -69,6 +71,15 @@ def test_a_client_without_tls_is_refused_with_how_to_connect(sealed: Sealed) -> 
     assert isinstance(error, InvalidArgumentError)
     assert "twinbus+tls://" in str(error)
     assert sealed.server.door.accepted == sealed.server.door.refused == 0
+
+
+def test_a_client_with_tls_of_a_server_without_it_is_told_to_check_that(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    with ExitStack() as stack:
+        error = refused(opened(stack, tmp_path / "namespace", clock).client(tls=True))
+    assert isinstance(error, CommunicationError)
+    assert "Check that the server uses TLS" in str(error)
 
 
 def test_a_file_of_trust_that_is_not_there_is_the_callers_mistake(sealed: Sealed) -> None:

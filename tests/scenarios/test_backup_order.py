@@ -1,4 +1,4 @@
-"""Backups of both sides of a pairing: the secondary is copied first, then the primary."""
+"""The order of copies in a backup: the secondary before the primary, `spill/` before `log/`."""
 
 import shutil
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contracts.words import QUEUE, bodies, peek, queue
+from tests.contracts.words import QUEUE, bodies, peek, queue, send
 from tests.scenarios.site import Site
 from twinbus.message import BrokeredMessage, to_batch
 from twinbus.protocol.commands import Send
@@ -72,4 +72,30 @@ def test_a_message_that_came_home_between_copies_in_the_other_order_is_in_neithe
     restore(home, copy_of_primary)
     restore(away, copy_of_secondary)
     bring_home(away, home)
+    assert bodies(peek(home)) == []
+
+
+def copy_in_order(site: Site, first: str, second: str) -> Path:
+    """Copy two folders; the disk trouble ends, and the spilled sends are moved, in between."""
+    copy = site.directory.with_name(f"{site.directory.name}-copy")
+    shutil.copytree(site.directory / first, copy / first)
+    site.disk.full = False
+    site.wait(seconds=2)
+    shutil.copytree(site.directory / second, copy / second)
+    return copy
+
+
+def test_a_spilled_send_is_in_a_copy_that_has_the_spill_store_before_the_log(home: Site) -> None:
+    home.disk.full = True
+    send(home, "an order")
+    restore(home, copy_in_order(home, "spill", "log"))
+    home.wait(seconds=2)
+    assert set(bodies(peek(home))) == {"an order"}
+
+
+def test_a_spilled_send_may_be_missing_in_a_copy_that_has_the_log_first(home: Site) -> None:
+    home.disk.full = True
+    send(home, "an order")
+    restore(home, copy_in_order(home, "log", "spill"))
+    home.wait(seconds=2)
     assert bodies(peek(home)) == []

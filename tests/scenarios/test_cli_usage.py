@@ -110,6 +110,14 @@ def test_the_connection_comes_from_an_option_a_file_or_the_environment_in_this_o
     assert run("queue", "list").code == 2
 
 
+def test_a_connection_file_may_be_the_whole_output_of_a_server(
+    connection: str, tmp_path: Path
+) -> None:
+    output = tmp_path / "shop.txt"
+    output.write_text(f"{connection}\nEndpoint=sb://127.0.0.1:4617\nshop is ready\n")
+    ok("queue", "list", "--connection-file", output)
+
+
 def test_without_a_connection_it_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTION)
     done = run("queue", "list")
@@ -314,6 +322,15 @@ def test_a_reader_that_has_seen_enough_is_no_failure(connection: str) -> None:
 
 
 # -- whose backlog it is ---------------------------------------------------------------------------
+
+
+def test_a_syphon_does_not_create_the_directory_of_a_missing_outbox(tmp_path: Path) -> None:
+    away = f"Endpoint=embedded://{tmp_path}/outbxo"
+    home = "Endpoint=twinbus://127.0.0.1:1;Name=contoso"
+    done = run("syphon", "--once", "--primary", home, "--secondary", away)
+    assert done.code == 2
+    assert f"the directory {tmp_path}/outbxo of the secondary does not exist" in done.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_syphon_refuses_the_backlog_of_another_primary_with_the_same_name(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def prepare(folder: Path, script: str, shop: Server, backup: Server) -> None:
     for name in ("tmp", "srv/copies", "var/lib"):
         (folder / name).mkdir(parents=True)
     for name in NAMESPACES:
-        if re.search(rf"\s(?:{folder}/)?{name}\s", script):
+        if re.search(rf"\s(?:{folder}/)?{name}(?:\s|/\{{)", script):
             with NamespaceManager.from_connection_string(
                 f"Endpoint=embedded://{folder / name}"
             ) as manager:

@@ -7,7 +7,9 @@ from pyspark.sql.functions import expr
 from tests.spark.twins import QUEUE, Twins, numbered, until
 from twinbus import QueueDescription
 from twinbus.entities import EntityStatus
+from twinbus.errors import InvalidArgumentError
 from twinbus.syphon.syphon import Syphon
+from twinbus.syphon.transform_query import load_transform
 
 pytestmark = pytest.mark.usefixtures("spark")
 
@@ -57,3 +59,18 @@ def test_a_row_without_body_is_dead_lettered_with_a_reason(twins: Twins) -> None
     assert dead.message_id == "bad"
     assert "set its body to null" in str(dead.dead_letter_error_description)
     assert (progress.moved, progress.dead_lettered, progress.waiting) == (2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere_at_all:fix", "Put its module where Python finds it"),
+        ("json:fix", "the module json has no function fix. Correct the name"),
+        ("json", "it must be module:function"),
+    ],
+)
+def test_a_transform_that_cannot_be_found_is_named_with_what_to_correct(
+    name: str, says: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=says):
+        load_transform(name)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from twinbus.cost.charts import Mark, Series, line_chart, page, rates, table
+from twinbus.cost.charts import Mark, Series, grid, line_chart, page, rates, table
 
 
 def test_a_total_becomes_a_rate() -> None:
@@ -29,3 +29,17 @@ def test_names_cannot_break_the_page() -> None:
     )
     assert not re.search(r"<[tasnv]>", made)
     assert not re.search(r"https?://", made)
+
+
+@pytest.mark.parametrize(
+    "number", ["0", "1,234", "0.0024 USD", "13.2\u00a0s", "5 %", "1h30m", "7 d"]
+)
+def test_a_number_is_aligned_to_the_right(number: str) -> None:
+    assert f'<td class="number">{number}</td>' in grid(("value",), [(number,)])
+
+
+@pytest.mark.parametrize(
+    "text", ["4 paired applications send", "2026-11-19 18:20:00", "4766423d24f8d562", "2nd/orders"]
+)
+def test_a_text_that_begins_with_a_digit_is_not_aligned_as_a_number(text: str) -> None:
+    assert f'<td class="name">{text}</td>' in grid(("value",), [(text,)])

@@ -211,13 +211,16 @@ def find_connection(
 
 
 def _read_connection(file: Path, option: str) -> str:
-    """Return the connection string in a file, or in a line of standard input for `-`."""
+    """Return the first line of a file, or of standard input for `-`.
+
+    The output of `twinbus serve` has further lines after the connection string.
+    """
     try:
         if str(file) == "-":
             found = sys.stdin.buffer.readline(MAX_CONNECTION_BYTES + 1)
         else:
             with file.open("rb") as opened:
-                found = opened.read(MAX_CONNECTION_BYTES + 1)
+                found = opened.readline(MAX_CONNECTION_BYTES + 1)
     except OSError as error:  # the text has no file name: it may be a connection string
         raise click.UsageError(
             f"{option} cannot be read: {error.strerror}. Check the path and the permissions"
@@ -226,8 +229,8 @@ def _read_connection(file: Path, option: str) -> str:
         raise click.UsageError(f"{option} is not the name of a file") from error
     if len(found) > MAX_CONNECTION_BYTES:
         raise click.UsageError(
-            f"{option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not a connection "
-            "string. Give a file that contains only the connection string"
+            f"the first line of {option} has more than {MAX_CONNECTION_BYTES} bytes, so it is not "
+            "a connection string. Give a file whose first line is the connection string"
         )
     try:
         return found.decode("utf-8").strip()
@@ -256,7 +259,7 @@ def talks_to_namespace(command: _F) -> _F:
     @click.option(
         "--connection-file",
         type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-        help="File with the connection string; - reads a line from standard input.",
+        help="File whose first line is the connection string; - is standard input.",
     )
     @click.option(
         "--timeout",

@@ -50,7 +50,7 @@ def _end(name: str, what: str) -> Callable[[Any], Any]:
         command = click.option(
             f"--{name}-file",
             type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
-            help=f"File with the connection string of the {what}.",
+            help=f"File whose first line is the connection string of the {what}.",
         )(command)
         return click.option(
             f"--{name}",
@@ -151,6 +151,7 @@ def syphon(
     primary_text = find_connection(primary, primary_file, PRIMARY, "--primary")
     secondary_text = find_connection(secondary, secondary_file, SECONDARY, "--secondary")
     identity = PrimaryIdentity.of_connection(ConnectionString.parse(primary_text))
+    _check_directory(ConnectionString.parse(secondary_text))
     signal.signal(signal.SIGTERM, _terminate)
     with NamespaceManager.from_connection_string(secondary_text) as manager:
         found = find_backlog_queues(manager, identity, backlog_queue_count)
@@ -164,7 +165,11 @@ def syphon(
         queues = (*found.paths.values(), *extra)
         before_spark = _backlog(manager, queues)
     if not queues:
-        click.echo(f"there are no backlog queues of {identity.name}: nothing to bring home")
+        click.echo(
+            f"there are no backlog queues of {identity.name} on the secondary: nothing to bring "
+            "home. If an application has diverted messages, use its connection strings here, with "
+            "the same Name=... of the primary"
+        )
         return
     settings = SyphonSettings(
         primary=primary_text,
@@ -193,6 +198,15 @@ def syphon(
                 _follow(running, signals, display, before_spark)
     display.print_line(running.progress)
     _report_end(running.progress, once=once)
+
+
+def _check_directory(secondary: ConnectionString) -> None:
+    """Raise if the secondary is a directory that does not exist: to open it would create it."""
+    if secondary.directory is not None and not secondary.directory.exists():
+        raise click.UsageError(
+            f"the directory {secondary.directory} of the secondary does not exist. Give the "
+            "directory in which the application stores its diverted messages"
+        )
 
 
 def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: int) -> BacklogQueues:

@@ -8,6 +8,7 @@ flow_chart   quantities that moved between nodes
 A chart is drawn for the width of a phone, so that its text has the same size on every screen.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -23,6 +24,9 @@ _LANE = 40
 _FLOW_HEIGHT, _NODE, _GAP = 260, 10, 26
 _STEPS = (1, 2, 2.5, 5, 10)
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_BROKEN_COLUMNS = 2  # a table with more columns is scrolled on a narrow screen
+# 1,234 or 0.5 USD, or a length of time such as 1h30m.
+_NUMBER = re.compile(r"[0-9][0-9.,]*(\s?[A-Za-z%/]{1,8})?|([0-9.]+([dhms]|ms|us))+")
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -42,7 +46,7 @@ td, th {{ padding: .3rem .5rem; border-bottom: 1px solid #e2e8ee; text-align: le
 td.number {{ text-align: right; font-variant-numeric: tabular-nums; }}
 th {{ font-weight: 600; white-space: nowrap; }}
 td.name {{ overflow-wrap: anywhere; min-width: 4rem; }}
-.scroll td {{ white-space: nowrap; }}
+.scroll td, .broken td.number {{ white-space: nowrap; }}
 @media (min-width: 60rem) {{ /* a desk: long names are broken, and nothing is cut off */
   .scroll td.name, .scroll th {{ white-space: normal; }}
   .scroll td.name {{ min-width: 5rem; }}
@@ -354,17 +358,22 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a header; values that begin with a digit, but no dates, align right."""
+    """Return a table with a header; numbers are aligned to the right.
+
+    On a narrow screen the texts of two columns are broken; more columns can be scrolled.
+    """
     heads = "".join(f"<th>{escape(name)}</th>" for name in header)
     lines = (
         "".join(f'<td class="{_kind(value)}">{escape(value)}</td>' for value in row) for row in rows
     )
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><tr>{heads}</tr>{body}</table></div>'
+    kind = "scroll" if len(header) > _BROKEN_COLUMNS else "broken"
+    return f'<div class="{kind}"><table><tr>{heads}</tr>{body}</table></div>'
 
 
 def _kind(value: str) -> str:
-    return "number" if value[:1].isdigit() and value[4:5] != "-" else "name"
+    """Return the CSS class of a cell: a number may have units; a date or a text is a name."""
+    return "number" if _NUMBER.fullmatch(value) else "name"
 
 
 def page(title: str, parts: Sequence[str]) -> str:

@@ -117,8 +117,8 @@ def _play(seconds: float, folder: Path, stack: ExitStack, on_sdk: bool) -> Audit
     recorder.record("the syphon is ready")
     time.sleep(seconds)
 
+    recorder.record("kill -9: the primary is down", "killed")  # before its effects
     primary.kill()
-    recorder.record("kill -9: the primary is down", "killed")
     time.sleep(seconds)
     primary.start()
     recorder.record("the primary is started again", "started")

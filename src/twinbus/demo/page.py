@@ -110,7 +110,7 @@ def demo_page(audit: Audit, report: Report) -> str:
     ]
     verdict = DemoVerdict.of(audit, report.suspect_count)
     style = "good" if verdict.is_good else "bad"
-    timeline = [(f"{entry.at:.1f} s", entry.text) for entry in audit.recorder.timeline]
+    timeline = [(f"{entry.at:.1f}\u00a0s", entry.text) for entry in audit.recorder.timeline]
     parts = [
         "<p>The primary was killed with -9 while a fleet of paired applications sent orders.</p>",
         f'<p class="{style}">{escape(verdict.headline)}</p>',

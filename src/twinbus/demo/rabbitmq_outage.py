@@ -99,8 +99,8 @@ def _play(seconds: float, folder: Path, stack: ExitStack) -> tuple[Findings, int
     recorder.record(f"{fleet.size} paired applications send, one consumer receives")
     time.sleep(seconds)
 
+    recorder.record("kill -9: RabbitMQ is down", "killed")  # before its effects
     broker.node.kill()
-    recorder.record("kill -9: RabbitMQ is down", "killed")
     time.sleep(seconds)
     broker.node.start()
     recorder.record("RabbitMQ is started again", "started")

@@ -125,7 +125,15 @@ def _encrypted(connected: socket.socket, connection: ConnectionString) -> ssl.SS
 def unreachable(connection: ConnectionString, error: OSError) -> CommunicationError:
     """Return the error for a connection that could not be opened or has failed."""
     text = error.strerror or str(error) or type(error).__name__
+    check = "Check that the server runs, and that the Endpoint is correct"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        check = "Check the CaFile and the TlsHostName of the connection string"
+    elif isinstance(error, ssl.SSLError):
+        check = (
+            "Check that the server uses TLS: the Endpoint of a server without TLS begins with "
+            "twinbus://, and Tls is not set"
+        )
     return CommunicationError(
         f"the server at {connection.address} cannot be reached or closed the connection: {text}. "
-        "Check that the server runs, and that the Endpoint is correct"
+        f"{check}"
     )

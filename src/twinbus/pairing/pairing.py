@@ -408,8 +408,9 @@ def _check_partners(
             capability=Capability.BROWSING.name,
         )
     if any(_is_same(primary, secondary) for secondary in secondaries):
+        named = f", {primary.name}" if primary.name else ""  # an IP address gives no name
         raise InvalidArgumentError(
-            f"the secondary is the primary {primary.name!r} itself. Give the options a manager and "
+            f"the secondary is the primary itself{named}. Give the options a manager and "
             "a factory of another namespace"
         )
 

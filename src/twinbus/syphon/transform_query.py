@@ -76,11 +76,16 @@ def load_transform(name: str) -> Transform:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(import_module(module), function)
+        imported = import_module(module)
     except (ImportError, AttributeError) as error:
         raise InvalidArgumentError(
             f"transform {name!r} cannot be imported: {error}. Put its module where Python finds it"
         ) from error
+    found = getattr(imported, function, None)
+    if found is None:
+        raise InvalidArgumentError(
+            f"transform {name!r}: the module {module} has no function {function}. Correct the name"
+        )
     if not callable(found):
         raise InvalidArgumentError(
             f"transform {name!r} is a {type(found).__name__}; it must be a function that takes a "
