@@ -1,14 +1,21 @@
-"""For all tests: the texts of the errors they raise are collected, and failures are explained."""
+"""For all tests: the texts of the errors they raise are collected, and failures are explained.
+
+Property tests have no time limit, because a busy machine can take any time for an example. They
+print how to repeat a failure.
+"""
 
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 from tests.error_texts import ErrorTexts
 from tests.rabbitmq.brokers import running
 
 _REPORT_CHARACTERS = 20_000  # of the log of a RabbitMQ, beside a test that failed
 
+settings.register_profile("untimed", parent=settings.default, deadline=None, print_blob=True)
+settings.load_profile("untimed")
 _texts = ErrorTexts()
 _texts.watch()
 

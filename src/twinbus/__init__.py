@@ -16,7 +16,8 @@ modules:
 
 Python imports the module of a name when the name is first used: `import twinbus` itself is quick,
 and a program that needs one class does not wait for the rest. Type checkers read the imports under
-`TYPE_CHECKING`; `tests/unit/test_public_face.py` checks that all three lists agree.
+`TYPE_CHECKING`. `tests/unit/test_public_face.py` checks that these imports, `__all__` and
+`_NAMES_BY_MODULE` agree.
 """
 
 import importlib

@@ -447,7 +447,7 @@ class MessagingFactory(_NamespaceUser[factory.MessagingFactory]):
         return self._blocking.state
 
     def on_state_change(self, watcher: Callable[[FactoryState], None]) -> Callable[[], None]:
-        """Call `watcher`, in any thread, at each change of state; return how to remove it."""
+        """Call `watcher`, in any thread, at each change of state; return a function to stop it."""
         return self._blocking.on_state_change(watcher)
 
     fault = _awaited(factory.MessagingFactory.fault)

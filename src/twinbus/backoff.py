@@ -5,7 +5,7 @@ The first pause is given, each further one is twice as long, and none is longer 
 
 from dataclasses import dataclass
 
-_MOST_DOUBLINGS = 40  # they make 12 days of a microsecond; a longer shift would only cost memory
+_MOST_DOUBLINGS = 40  # 1 µs becomes 12 days; a longer shift would only cost memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Backoff:
         return min(self.first_us << min(failures - 1, _MOST_DOUBLINGS), self.longest_us)
 
     def longer_us(self, pause_us: int) -> int:
-        """Return the pause after a pause of this length; the first pause follows one of 0."""
+        """Return the next pause after one of this length; 0: there was no pause before."""
         return min(max(2 * pause_us, self.first_us), self.longest_us)
 
     def jittered_us(self, failures: int, chance: float) -> int:

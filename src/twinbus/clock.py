@@ -89,7 +89,7 @@ class SystemClock:
         return time.time_ns() // 1000
 
     def seconds_until(self, moment: int) -> float | None:
-        """Return how long to wait for that moment."""
+        """Return how long to wait for that moment, at most MAX_SLEEP_S."""
         return min(max(0.0, (moment - self.now_us()) / SECOND_US), MAX_SLEEP_S)
 
     def sleep_us(self, duration: int) -> None:
@@ -122,7 +122,7 @@ class ManualClock:
         return from_us(self.wall_us())
 
     def seconds_until(self, moment: int) -> float | None:
-        """Wait until the clock is moved."""
+        """Return 0 for a moment that has come, otherwise None: wait for `on_advance`."""
         return 0.0 if moment <= self._now_us else None
 
     def sleep_us(self, duration: int) -> None:
@@ -182,12 +182,12 @@ class BrokerTime:
         return moment if moment == NEVER_US else moment - self._ahead_us
 
     def deadline(self, moment: int) -> int:
-        """Return the `now_us` of the clock at a moment, or when an unconfirmed step is due."""
+        """Return the `now_us` at a moment, or earlier when `look` decides about a clock step."""
         due = moment if moment == NEVER_US else moment - self._ahead_us
         return due if self._doubtful_since is None else min(due, self.looks_again_at)
 
     def look(self) -> int:
-        """Read the wall clock; return by how much the timeline has just moved: nearly always 0.
+        """Read the wall clock; return the step that the timeline has just made: nearly always 0.
 
         The timeline follows a drift at once, but never goes backwards.
         """

@@ -321,10 +321,12 @@ class RuleDescription:
 def _checked_values(what: str, values: object) -> dict[str, Any]:
     """Return a copy of named values; refuse values that no application property can have."""
     if not isinstance(values, Mapping):
-        raise InvalidArgumentError(f"{what} of a rule must be a dict of names to values")
+        raise InvalidArgumentError(
+            f"{what} of a rule must be a dict of names to values, not {shown(values)}"
+        )
     if len(values) > MAX_RULE_VALUES:
         raise InvalidArgumentError(
-            f"a rule has {len(values)} {what}; the limit is {MAX_RULE_VALUES}"
+            f"a rule has {len(values)} {what}; the limit is {MAX_RULE_VALUES}. Use fewer"
         )
     for name, value in values.items():
         property_child(name, value)
@@ -333,7 +335,7 @@ def _checked_values(what: str, values: object) -> dict[str, Any]:
         if size > MAX_RULE_VALUE_BYTES:
             raise InvalidArgumentError(
                 f"{what} of a rule: {name!r:.60} has {size} bytes; the limit is "
-                f"{MAX_RULE_VALUE_BYTES}"
+                f"{MAX_RULE_VALUE_BYTES}. Use a shorter value"
             )
     return dict(values)
 

@@ -13,10 +13,10 @@
     ├── MessageLockLostError         caller    no    the lock has expired, or never existed
     ├── SessionLockLostError         caller    no
     ├── SessionCannotBeLockedError   caller    yes   another receiver has locked it
-    ├── RangeUnavailableError        caller    yes   another syphon has leased it
+    ├── RangeUnavailableError        caller    yes   another syphon or a receiver locks it
     ├── StaleEpochError              caller    no    the lease has expired or was replaced
     ├── EntityDisabledError          operator  no
-    ├── QuotaExceededError           operator  no    receive, or raise max_size_in_megabytes
+    ├── QuotaExceededError           operator  no    an entity, or what the text names, is full
     ├── NamespaceInUseError          operator  no    another process writes this directory
     ├── LogDamagedError              operator  no
     ├── NewerFormatError             operator  no
@@ -128,7 +128,7 @@ class MessageNotFoundError(MessagingError):
 
 
 class MessageLockLostError(MessagingError):
-    """A lock token is unknown, or its lock has expired: the message is delivered again."""
+    """A lock token is unknown, or its lock has expired; an unsettled message is delivered again."""
 
     fault = FaultOwner.CALLER
 
@@ -147,7 +147,7 @@ class SessionCannotBeLockedError(MessagingError):
 
 
 class RangeUnavailableError(MessagingError):
-    """Part of the range is leased to another owner."""
+    """Part of the range is leased to another owner, or locked by a receiver."""
 
     fault = FaultOwner.CALLER
     is_transient = True
@@ -166,7 +166,7 @@ class EntityDisabledError(MessagingError):
 
 
 class QuotaExceededError(MessagingError):
-    """The entity is full."""
+    """The entity is full, or another quota that the text names is used up."""
 
     fault = FaultOwner.OPERATOR
 
@@ -230,11 +230,11 @@ class StoreUnavailableError(TransientError):
 
 
 class BacklogUnavailableError(TransientError):
-    """An entity failed, and no backlog queue accepted its messages; has both causes."""
+    """An entity failed, and no backlog queue accepted its messages; the facts have both causes."""
 
 
 class CommandFailedError(MessagingError):
-    """The broker failed to execute this command, which changed nothing; others were executed."""
+    """The broker failed to execute this command, which changed nothing; others are unaffected."""
 
 
 class BrokerRestartingError(TransientError):

@@ -89,7 +89,7 @@ def write_all_whole(
             with suppress(OSError):
                 if draft.exists():
                     draft.unlink()
-                elif is_written:  # the draft has its name already
+                elif is_written:  # the draft was renamed to `path`
                     path.unlink()
         raise
     if is_durable:

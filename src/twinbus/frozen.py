@@ -37,7 +37,7 @@ def quick(cls: type[T]) -> type[T]:
             self.__class__ = cls
         check(self)
 
-    __init__.__wrapped__ = usual  # type: ignore[attr-defined]  # whose signature people see
+    __init__.__wrapped__ = usual  # type: ignore[attr-defined]  # for `inspect.signature`
     own.__init__ = __init__
     return cls
 

@@ -58,7 +58,7 @@ class RunningFuture(Future[T]):
             self._finish()
 
     def _finish(self) -> None:
-        """Set the result, and wake threads that started to wait in the meantime."""
+        """Mark the work as done, and wake threads that began to wait in the meantime."""
         self._state = FINISHED
         condition = self.__dict__.setdefault("_condition", _UNUSED)
         if condition is _UNUSED:

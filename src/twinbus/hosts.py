@@ -16,7 +16,10 @@ DEFAULT_VIRTUAL_HOST = "/"
 
 
 def parse_hosts(endpoint: str, default_port: int) -> tuple[Hosts, str]:
-    """Return the hosts with their ports, and the virtual host; no error shows the endpoint."""
+    """Return the hosts with their ports, and the virtual host.
+
+    No error shows the endpoint, because it may contain a password.
+    """
     places, _, path = endpoint.partition("://")[2].partition("/")
     if "@" in places or "?" in endpoint or "#" in endpoint:
         raise InvalidArgumentError(

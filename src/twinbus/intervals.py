@@ -41,7 +41,7 @@ class Intervals:
         return not self._last or self._last[-1] < number
 
     def keep_latest(self, count: int) -> None:
-        """Drop the lowest intervals beyond `count`."""
+        """Keep the `count` highest intervals, and drop the others."""
         del self._first[:-count], self._last[:-count]
 
     def add(self, first: int, last: int) -> int:

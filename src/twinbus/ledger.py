@@ -89,7 +89,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
             ("count", pa.int64()),  # requests
             ("messages", pa.int64()),
             ("bytes", pa.int64()),
-            ("units", pa.int64()),  # of 64 KB, per message; a request without any counts one
+            ("units", pa.int64()),  # of 64 KB, per message; a request without messages counts one
         ]
     ),
     LedgerKind.MESSAGES: pa.schema(
@@ -108,7 +108,7 @@ SCHEMAS: Mapping[LedgerKind, pa.Schema] = {
         [
             ("at", _MOMENT),
             ("primary", pa.string()),  # name of the namespace
-            ("process", pa.string()),  # its host and id, and which pairing of it
+            ("process", pa.string()),  # host, process id, and a random part for the pairing
             ("event", pa.string()),  # FailedOver, Returned, BacklogQueuePulled, BacklogQueueBack
             ("path", pa.string()),  # of the entity, or of the backlog queue
             ("since", _MOMENT),  # failed over: its first failure; returned: when it failed over
@@ -185,10 +185,10 @@ class LedgerFile:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """The newest row of files that were deleted."""
+    """The newest row of files: its time, and the record of the log that it belongs to."""
 
     at: int  # microseconds since 1970
-    record: int  # of the log
+    record: int
 
 
 class Ledger:

@@ -51,7 +51,7 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def small_files(files: Iterable[Path]) -> list[Path]:
-    """Return the files that are worth merging: none if there is only one, or if one is damaged."""
+    """Return the files worth merging: none if there is only one. Raise if a file is damaged."""
     small = [path for path in files if pq.read_metadata(path).num_rows < SMALL_FILE_ROWS]
     return small[:MERGED_FILES] if len(small) > 1 else []
 
@@ -71,7 +71,7 @@ def write_merged(
     metadata: Mapping[str, str],
     target: BinaryIO,
 ) -> None:
-    """Write the rows of files to one, in memory for one row group."""
+    """Write the rows of files to one file; about one row group at a time is in memory."""
     names = json.dumps([path.name for path in files])
     with pq.ParquetWriter(target, schema, **layout) as writer:
         writer.add_key_value_metadata({**metadata, REPLACES_KEY: names})

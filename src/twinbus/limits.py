@@ -20,7 +20,7 @@ MAX_BATCH_MESSAGES: Final = 100_000  # bounds the time the one writer spends on 
 MAX_ID_CHARACTERS: Final = 128  # message_id, session_id and partition_key, as in Service Bus
 MAX_PROPERTY_NAME_CHARACTERS: Final = 256
 FEW_MESSAGES: Final = 16  # null columns up to this length are cached: most sends have few messages
-DRAWN_IDS: Final = 256  # at once: each draw is a system call, during which other threads take over
+DRAWN_IDS: Final = 256  # ids drawn at once: a draw is a system call, in which threads switch
 SHOWN_CHARACTERS: Final = 40  # of a wrong text, in an error
 SHOWN_SCHEME_LETTERS: Final = 8  # of an unknown endpoint; a longer text may be part of a key
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
@@ -48,10 +48,10 @@ FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward ta
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
 MAX_SQL_DEPTH: Final = 32  # nesting of brackets and operators: Python's stack holds 1000
 MAX_ACTION_STEPS: Final = 16  # of SET and REMOVE; each rewrites the properties of every copy
-MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins: + doubles it
+MAX_JOINED_BYTES: Final = 4 * MAX_MESSAGE_BYTES  # of a text that a rule joins: each + may double it
 MAX_WILDCARDS: Final = 16  # of a LIKE pattern; matching time grows with each wildcard
 LIKE_OPERATORS: Final = 10  # the weight of one LIKE: it reads every character of a text
-MAX_RULE_OPERATORS: Final = 200  # of one filter or action: that of 18 LIKEs
+MAX_RULE_OPERATORS: Final = 200  # of one filter or action: as many as 18 LIKEs joined by AND have
 MAX_SUBSCRIPTION_OPERATORS: Final = 1000  # of all its rules: each is evaluated for every message
 MAX_TOPIC_OPERATORS: Final = 10_000  # of all its subscriptions: some 100 ms for one message
 MAX_RULE_VALUES: Final = 64  # parameters or properties of one filter or action
@@ -69,9 +69,9 @@ REMEMBERED_ID_BYTES: Final = 150  # of memory: an id of 36 characters, its time,
 FORGET_INTERVAL_US: Final = 1 * SECOND_US  # between two searches for old ids while memory is full
 
 # Turns: how long the requests of one key delay those of others
-TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs; others wait so long
+TURN_WORK: Final = 1000  # of one turn, in ordinary commands of some 30 µs: at most 30 ms
 SERVING_WORK: Final = 250  # of a turn, for requests that wait at queues, however full the turn is
-SMALL_WORK: Final = 10  # a request of so little work is in the next turn, whatever others asked
+SMALL_WORK: Final = 10  # with no more work, a key's first request is in the next turn
 LISTING_WORK: Final = 100  # of a list of entities, sessions, rules, keys or counts
 WORK_MESSAGES: Final = 64  # stored, delivered or settled in the time of an ordinary command
 WORK_BYTES: Final = 8 * 1024  # of delivered messages: read and copied in that time
@@ -99,7 +99,7 @@ MAX_LEASE_MESSAGES: Final = 1_000_000  # one Spark micro-batch; the state change
 # Transfers
 MAX_ORIGIN_CHARACTERS: Final = MAX_PATH_CHARACTERS + 192  # a path, a number and two nonces
 MAX_ORIGIN_DEPTH: Final = 3  # a backlog queue, a sender, a spill store
-KNOWN_SENDERS: Final = 10_000  # per key: remembered senders, and pieces of Spark's writers
+KNOWN_SENDERS: Final = 10_000  # per key: remembered senders, and sends of Spark's writers
 KNOWN_SENDERS_IN_ALL: Final = 100_000  # of all keys together; some 30 MB
 KNOWN_GAPS: Final = 1000  # in the numbers of one sender: sends that were refused
 KNOWN_INTERVALS: Final = 50_000  # per key, over all its senders; some 5 MB
@@ -112,13 +112,13 @@ SEGMENT_BYTES: Final = 64 * 1024 * 1024  # small enough to compact in pieces, la
 SPARE_SEGMENTS: Final = 2  # files kept for reuse: the next segment, and one more
 COMPACTION_STEP_BYTES: Final = 2 * 1024 * 1024  # live bytes moved per turn: a few milliseconds
 MOVED_PLACE_BYTES: Final = 80  # of a message that is moved, besides its content
-FIRST_STEP_DIVISOR: Final = 4  # the part of the reserve that tells how much moved messages grow
-COMPACTION_STEP_QUEUES: Final = 256  # searched for them per turn: a millisecond if all are empty
+FIRST_STEP_DIVISOR: Final = 4  # of the reserve, for a first step: it measures how messages grow
+COMPACTION_STEP_QUEUES: Final = 256  # searched for live bytes per turn: 1 ms if all are empty
 COMPACTION_GARBAGE_RATIO: Final = (
     0.5  # rewrite when half is dead: writes stay within twice the data
 )
 ZERO_AHEAD_BYTES: Final = 64 * 1024  # some forty small records; a sync then changes no metadata
-GATHER_S: Final = 0.001  # how long a turn waits for more requests: fifty callers send again
+GATHER_S: Final = 0.001  # wait of a turn for more requests: enough for fifty callers to send again
 MAX_FACTS_BYTES: Final = 256 * 1024 * 1024  # of one part of a record: far below Arrow's 2 GiB
 CARRIED_ID_BYTES: Final = 512  # of a message id in a record: 128 characters of up to 4 bytes
 RESERVE_BYTES: Final = 16 * 1024 * 1024  # kept free for settlements while the disk is full
@@ -128,12 +128,12 @@ READ_AHEAD_BYTES: Final = 64 * 1024  # of a batch that is delivered one message 
 
 # Storage trouble
 SLOW_COMMIT_US: Final = 1 * SECOND_US  # a healthy commit takes milliseconds
-SLOW_COMMITS_TO_SPILL: Final = 3  # one slow commit is a hiccup, three in a row are trouble
+SLOW_COMMITS_TO_SPILL: Final = 3  # in a row; a single slow commit is common
 SPILL_RETRY_US: Final = 1 * SECOND_US  # how often a refusing store is tried again
 SPILL_DRAIN_SENDS: Final = 64  # spilled sends moved per turn: other requests go in between
 SPILL_BOUND_US: Final = 900 * SECOND_US  # sends that wait in the spill store longer: degraded
-SLOW_FLUSH_US: Final = SECOND_US // 2  # of one commit: logged, and half of what counts as trouble
-SPILL_FAILURE_PAUSE_US: Final = 60 * SECOND_US  # before a send that could not be moved is tried
+SLOW_FLUSH_US: Final = SECOND_US // 2  # a flush that takes longer is logged; half of SLOW_COMMIT_US
+SPILL_FAILURE_PAUSE_US: Final = 60 * SECOND_US  # before a spilled send that failed is tried again
 MAX_SPILL_BYTES: Final = 4 * 1024**3  # of the spill store; beyond, sends are refused
 
 # Logging
@@ -178,7 +178,7 @@ OPERATION_TIMEOUT: Final = timedelta(seconds=60)
 MIN_BACKOFF: Final = timedelta(milliseconds=100)  # a broker that heals itself takes about that
 MAX_BACKOFF: Final = timedelta(seconds=10)  # a client is back soon after a long outage
 MAX_CLOSE_WAIT: Final = timedelta(seconds=5)  # how long `close` waits for operations in flight
-PIPELINE_MESSAGES: Final = 1000  # of one send; more gain nothing, and lose more at once
+PIPELINE_MESSAGES: Final = 1000  # of one send; larger ones are no faster, and fail more at once
 PIPELINE_BYTES: Final = 1024 * 1024  # of one send
 PIPELINE_SENDS: Final = 4  # in flight: one on the disk, one decoded, one on the wire, one encoded
 PIPELINE_BACKLOG: Final = 100_000  # messages that wait for their turn before `send` blocks
@@ -203,9 +203,9 @@ CREATE_PAUSE: Final = timedelta(seconds=30)  # a broker that restarts is back by
 PARTNER_GRACE: Final = timedelta(seconds=5)  # for a factory to be closed after its partner was
 TICK_RETRY_US: Final = 1 * SECOND_US  # after a tick of a pairing that failed
 TRANSITIONS_RETRY_US: Final = 10 * SECOND_US  # after a write of its ledger that failed
-REMEMBERED_SCHEDULES: Final = 100_000  # diverted ones, to be cancelled when they have gone home
-SWITCH_PAUSE: Final = timedelta(seconds=5)  # sends wait so long for the last diverted messages
-SWITCH_LOOK_US: Final = SECOND_US // 10  # between looks meanwhile: a look is one browse
+REMEMBERED_SCHEDULES: Final = 100_000  # diverted scheduled messages that a sender can still cancel
+SWITCH_PAUSE: Final = timedelta(seconds=5)  # how long sends wait for the last diverted messages
+SWITCH_LOOK_US: Final = SECOND_US // 10  # between looks during that pause; a look is one browse
 SWITCH_STEP_US: Final = SECOND_US // 50  # after which a waiting send checks whether it may go on
 LOOK_MESSAGES: Final = 250  # of one look into a backlog queue; Service Bus browses no more at once
 LOOK_BYTES: Final = 1 << 20  # of one look: only their properties matter
@@ -214,21 +214,21 @@ LOOK_BYTES: Final = 1 << 20  # of one look: only their properties matter
 MAX_TRACED_CONTEXTS: Final = 128  # links, or spans, of one batch; OpenTelemetry's limit of links
 
 # The syphon and the data source
-CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads one while it sends one
+CARRIED_BYTES: Final = 8 * 1024 * 1024  # of one send; a worker reads the next one meanwhile
 RUNS_AT_ONCE: Final = 32  # sends to one destination, each of another sender
 CARRY_TIMEOUT: Final = timedelta(seconds=10)  # the longest delay of a batch by one destination
-DESTINATION_BUDGET_S: Final = 5.0  # of sends to a destination in a range: then others go on
+DESTINATION_BUDGET_S: Final = 5.0  # of sends to a destination in a range; the next batch continues
 TRIAL_TIMEOUT_S: Final = 2.0  # of sends to a destination that failed before
 TRIAL_MESSAGES: Final = 100  # of a first try: a working destination answers within TRIAL_TIMEOUT_S
 TRIAL_ROUND: Final = 8  # trials: each sends half as many messages, the last one a single message
 MAX_SPARK_STARTS: Final = 5  # restarts of Spark without a finished batch between them
-RANGE_MESSAGES: Final = 50_000  # of one queue in one batch; a kill repeats at most these
+RANGE_MESSAGES: Final = 50_000  # of one queue in one batch; after a kill at most these are resent
 MAX_RANGES_PER_QUEUE: Final = 64  # side by side: more tasks than that wait for each other
 MAX_LEASED_RANGES: Final = 100  # of one queue, while destinations fail: a hundred million messages
 CROWDED_RANGES: Final = 16  # from here on, ranges of a queue are merged: each lease must be renewed
-SYPHON_LEASE: Final = timedelta(seconds=30)  # when another takes over after a kill
+SYPHON_LEASE: Final = timedelta(seconds=30)  # the time until another syphon takes over after a kill
 MIN_SYPHON_LEASE: Final = timedelta(seconds=3)
-SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; 40 an hour for ten
+SYPHON_POLL: Final = timedelta(minutes=15)  # of an idle backlog queue; ten send 40 polls an hour
 QUEUE_LOOK_PAUSE: Final = timedelta(seconds=2)  # before the first look for missing backlog queues
 DEFAULT_RETRY_INTERVAL: Final = timedelta(seconds=1)  # of a destination that failed
 MIN_RETRY_INTERVAL: Final = timedelta(seconds=1)
@@ -255,8 +255,8 @@ OLDEST_JAVA: Final = 17  # the oldest version that Spark 4 runs on
 STREAM_BATCH_MESSAGES: Final = 100_000  # a micro-batch has 0.3 s of overhead
 STREAM_BATCH_BYTES: Final = 256 * 1024 * 1024
 STREAM_PARTITIONS: Final = 4
-STREAM_TASK_MESSAGES: Final = 25_000  # of one task: a task costs as much time as some thousand
-MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # beside the rows of a partition, in 63 bits
+STREAM_TASK_MESSAGES: Final = 25_000  # of one task; starting a task takes as long as some thousand
+MAX_TRANSACTION_VERSION: Final = 2**27 - 1  # the rest of 63 bits numbers the rows of a partition
 SINK_BATCH_MESSAGES: Final = 10_000  # of one send
 
 # Ledgers
@@ -270,13 +270,13 @@ MIN_LEDGER_BYTES: Final = 64 * 1024  # a few small files
 LEDGER_TRIM_RATIO: Final = 0.9  # of the bound is kept: files go in large groups, not one by one
 LEDGER_FILE_ROWS: Final = 131_072  # one row group; until it is written, its ids are in memory
 SMALL_FILE_ROWS: Final = LEDGER_FILE_ROWS // 2  # of finished days: smaller files are merged
-MERGED_DAYS: Final = timedelta(days=3)  # by a start; a running broker merges a day at its end
+MERGED_DAYS: Final = timedelta(days=3)  # merged at a start; later, each day is merged at its end
 MERGED_FILES: Final = 10_000  # into one: their names take 400 KB of its footer
 LEDGER_JOURNAL_BYTES: Final = 16 * 1024 * 1024  # of transfers, about 100,000
 LEDGER_LOOK_S: Final = 5.0  # between two checks of the journals of transfers
 LEDGER_PAUSE_US: Final = SECOND_US // 20  # between two checks of a write in progress
 LEDGER_PATIENCE_US: Final = 30 * SECOND_US  # with a disk that does not answer
-LEDGER_RUN: Final = 100_000  # sequence numbers of one line: the most that a reader expands at once
+LEDGER_RUN: Final = 100_000  # sequence numbers of one row: the most that a reader expands at once
 LEDGER_BUFFERED_ROWS: Final = (
     8_000_000  # while the disk refuses writes; beyond, the oldest are lost
 )
@@ -299,7 +299,7 @@ FLOW_STEPS: Final = 101  # of the chart of diverted messages
 LEAST_DELAY, DELAY_STEPS = -10, 48  # powers of two of a second: from a millisecond to 4000 years
 LOCAL_ROWS: Final = 100_000  # of a report, in the driver's memory: 20 MB; more stay in Spark
 REPORT_LISTED_FILES: Final = 1_000_000  # by the driver: a task for each file takes longer
-REPORT_TASKS: Final = 64  # whose sums are in the memory of the driver at once, at least
+REPORT_TASKS: Final = 64  # of one job, at least: the memory of the driver contains their sums
 REPORT_LISTED: Final = 1_000  # outages, and destinations of transfers: a page has no space for more
 REPORT_SUSPECTS: Final = 100  # the first; a person reads no more
 REPORT_ENTITIES: Final = 20  # the busiest; a person looks at no more
@@ -332,11 +332,11 @@ ENTRIES_AS_ROWS: Final = 32  # places or ids of one turn in the log; more are ch
 MAX_OPEN_REQUESTS: Final = 20_000  # of one connection: every receive of a namespace, and more
 MAX_UNANSWERED_BYTES: Final = 64 * 1024 * 1024  # a connection with more is not read for a while
 MAX_UNREAD_BYTES: Final = 2 * MAX_RECEIVE_BYTES  # of replies: one being sent, and the next
-MAX_KEY_REPLY_BYTES: Final = 8 * MAX_RECEIVE_BYTES  # expected, waiting, unread: all connections
+MAX_KEY_REPLY_BYTES: Final = 8 * MAX_RECEIVE_BYTES  # expected or unread, on a key's connections
 MAX_REPLY_BYTES: Final = 8 * MAX_KEY_REPLY_BYTES  # of all keys; a tenth is for keys that manage
 MAX_KEY_REQUEST_BYTES: Final = 4 * MAX_UNANSWERED_BYTES  # unanswered, of all its connections
 MAX_REQUEST_BYTES: Final = 4 * MAX_KEY_REQUEST_BYTES  # of all keys; a tenth is for keys that manage
-COUNTED_STEP_BYTES: Final = 16 * 1024  # of a connection: its small requests and replies cost no sum
+COUNTED_STEP_BYTES: Final = 16 * 1024  # of a connection: fewer are not added to the sum of its key
 MIN_READ_BYTES: Final = 256 * 1024  # a client must read so much, or all, in QUIET_US: 9 KB a second
 MAX_INCOMPLETE_BYTES: Final = 256 * 1024 * 1024  # of frames under way, of all connections of a key
 AUTHENTICATION_US: Final = 10 * SECOND_US  # to present a token; a client needs milliseconds
@@ -370,8 +370,8 @@ SERVER_READ_BYTES: Final = 128 * 1024  # at once by a server, so that one client
 WRITE_PIECES: Final = 64  # of frames that are written at once; systems take 1024
 QUIET_US: Final = 30 * SECOND_US  # of silence, after which the peer is asked for a reply
 DOOR_TICK_S: Final = 1.0  # how often a server looks for silent connections and expired tokens
-BURST_BYTES: Final = 4 * 1024 * 1024  # read and written: less leaves little free memory behind
-QUIET_TICK_BYTES: Final = 1024 * 1024  # read and written in a tick of a server: a burst is over
+BURST_BYTES: Final = 4 * 1024 * 1024  # read and written; after less, releasing memory saves little
+QUIET_TICK_BYTES: Final = 1024 * 1024  # read and written in a tick; after fewer, a burst is over
 RELEASE_INTERVAL_US: Final = 60 * SECOND_US  # between releases of free memory, if never quiet
 GRACE_S: Final = 2.0  # how long a server that stops waits for clients, and a client for its threads
 
@@ -470,7 +470,7 @@ RABBITMQ_LOCKED_BYTES: Final = 512 * 1024 * 1024  # of their headers and bodies,
 RABBITMQ_GATHER_S: Final = 0.005  # after a delivery: for those that come with it
 RABBITMQ_KNOWN_GATHER_S: Final = 0.25  # if the broker reported more messages
 RABBITMQ_FEW: Final = 4  # messages that are fetched one by one: cheaper than a consumer
-RABBITMQ_UNATTENDED_S: Final = 0.02  # without a caller; then a thread reads notifications
+RABBITMQ_UNATTENDED_S: Final = 0.02  # if no caller runs the loop for so long, its thread does
 RABBITMQ_RECORD_S: Final = 2.0  # for a description to be read; an interrupted create has none
 
 # Timers
@@ -480,7 +480,7 @@ MAX_STALE_ALARMS: Final = 1000  # replaced entries of the heap of alarms that ma
 MAX_HEALS: Final = 5  # for the same cause within HEAL_WINDOW_US; then the broker stops
 HEAL_WINDOW_US: Final = 600 * SECOND_US
 HEAL_BACKOFF_US: Final = SECOND_US // 2  # before the second heal for the same cause; doubles
-CAREFUL_US: Final = 30 * SECOND_US  # after a heal commands run one at a time: the cause is found
+CAREFUL_US: Final = 30 * SECOND_US  # commands run one by one after a heal, to find a faulty one
 MAX_PAUSE_US: Final = 300 * SECOND_US  # of a queue whose timers cannot be carried out
 SELF_CHECK_INTERVAL_US: Final = 60 * SECOND_US  # one entity per interval: too cheap to notice
 KEPT_DIAGNOSTIC_BUNDLES: Final = 10

@@ -172,7 +172,10 @@ class HadoopPath:
             return
         target.remove()
         if not self._is_renamed(target):
-            raise OSError(f"{self} cannot be renamed to {target}")
+            raise OSError(
+                f"the file system refused to rename {self} to {target}. Check that Spark may "
+                f"create and delete files in {target.parent}"
+            )
 
     def _is_renamed(self, target: "HadoopPath") -> bool:
         """Rename it; return False if the file system does not replace the file of that name."""
@@ -196,7 +199,7 @@ class HadoopPath:
         return self._jvm.org.apache.hadoop.fs.Path(self._uri)
 
     def _fs(self) -> Any:
-        # Of the session, which has settings and credentials that its context does not have.
+        # The settings of the session: its context lacks some of them, such as credentials.
         settings = self._session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
         return self._path().getFileSystem(settings)
 
@@ -222,7 +225,7 @@ class HadoopFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Read from somewhere else."""
+        """Set where the next read begins; return that offset."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = start + offset
         return self._at

@@ -66,7 +66,10 @@ class Plain:
         for kind in (str, int, float):  # of a class of its own, such as a StrEnum
             if isinstance(value, kind):
                 return kind(value.value if isinstance(value, Enum) else value)
-        raise InvalidArgumentError(f"a {type(value).__name__} cannot be stored or sent")
+        raise InvalidArgumentError(
+            f"a {type(value).__name__} cannot be stored or sent. Use text, numbers, bytes, times, "
+            "UUIDs, or lists and dicts of these"
+        )
 
     def load(self, plain: Any) -> Any:
         """Return the value; raise if the fields do not match its type."""
@@ -79,11 +82,14 @@ class Plain:
         except MessagingError:
             raise
         except RecursionError:
-            raise InvalidArgumentError("a value is nested too deep") from None
+            raise InvalidArgumentError(
+                "a value is nested too deeply to be decoded. Use fewer levels of lists and maps"
+            ) from None
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             kind = plain.get("$", "a value") if isinstance(plain, dict) else "a list"
             raise InvalidArgumentError(
-                f"{shown(kind)} does not have the fields it should: {shown(error)}"
+                f"the fields of {shown(kind)} do not fit its type: {shown(error)}. Correct "
+                "them, or use the version of Twinbus that wrote them"
             ) from error
 
     def _load_kind(self, kind: Any, plain: dict[str, Any]) -> Any:
@@ -106,5 +112,6 @@ class Plain:
         if kind == "bytes":
             return bytes.fromhex(plain["hex"])
         raise InvalidArgumentError(
-            f"there is no kind {shown(kind)}; a newer version may have written it"
+            f"this Twinbus has no values of kind {shown(kind)}. If a newer version wrote this one, "
+            "update Twinbus"
         )

@@ -1,8 +1,9 @@
 """Checks for values.
 
-Every value runs them in its constructor, whether an application, the wire or the log created it. So
-a command, description, rule, origin or key that exists is valid: the broker never gets a text that
-cannot be written as UTF-8, a number that does not fit its column, or a value without a bound.
+The constructors of commands, descriptions, rules, origins and keys run them, whether an
+application, the wire or the log creates the value. So a value that exists is valid: the broker
+never gets a text that cannot be written as UTF-8, a number that does not fit its column, or a value
+without a bound.
 Each check raises InvalidArgumentError, which names the value, the rule and what to do.
 """
 

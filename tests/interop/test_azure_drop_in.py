@@ -234,9 +234,17 @@ def test_a_client_by_websockets_sends_and_receives(shared: Site) -> None:
 
 
 def test_a_primary_that_the_sdk_cannot_reach_is_refused(shared: Site, tmp_path: Path) -> None:
-    for primary in (f"Endpoint=embedded://{tmp_path}/shop", "Endpoint=amqp://localhost"):
-        with pytest.raises(InvalidArgumentError, match="sb:// or twinbus://"):
-            PairedServiceBusClient.from_connection_string(primary, paired_with=shared.paired_with())
+    places = (
+        ("embedded", f"{tmp_path}/shop"),
+        ("amqp", "localhost"),
+        ("twinbus+unix", "/run/door"),
+    )
+    for scheme, place in places:
+        with pytest.raises(InvalidArgumentError, match="sb:// or twinbus://") as caught:
+            PairedServiceBusClient.from_connection_string(
+                f"Endpoint={scheme}://{place}", paired_with=shared.paired_with()
+            )
+        assert f"a namespace at {scheme}://" in str(caught.value)
 
 
 def test_a_message_of_the_sdk_arrives_as_it_was_sent(shared: Site) -> None:

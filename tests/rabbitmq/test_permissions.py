@@ -34,9 +34,12 @@ PING = BrokeredMessage(content_type=PING_CONTENT_TYPE)
 Grant = Callable[[str, str, str], str]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def grant(broker: RabbitBroker) -> Iterator[Grant]:
-    """Return a function that gives a user permissions, and returns its connection string."""
+    """Return a function that gives a user permissions, and returns its connection string.
+
+    All tests share the user: each command of RabbitMQ takes seconds.
+    """
     broker.node.control("add_user", "app", "secret")
 
     def give(configure: str, write: str, read: str) -> str:

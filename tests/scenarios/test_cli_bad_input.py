@@ -384,6 +384,15 @@ def test_a_command_ends_with_its_timeout_where_nobody_answers(
     assert len(done.err.splitlines()) == 1
 
 
+def test_a_command_that_tries_for_long_says_so_at_its_first_failure() -> None:
+    where = "Endpoint=twinbus://127.0.0.1:1"
+    done = run_process("queue", "list", "-c", where, "--timeout", "3s", timeout_s=SOON_S)
+    first, last = done.err.splitlines()
+    assert first.endswith("Trying again for up to 3 s")
+    assert "cannot be reached" in first
+    assert "tried" in last
+
+
 @pytest.fixture
 def passed_down(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """Note what a command passes down to its client, and how often it closes one."""

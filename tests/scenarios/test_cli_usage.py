@@ -165,7 +165,7 @@ def test_a_refused_command_exits_with_1() -> None:
     done = run("queue", "create", name)
     assert (done.code, done.err) == (
         1,
-        f"twinbus: {name} exists already. Choose another path, or update it\n",
+        f"twinbus: {name} exists already. Choose another path, or update the entity\n",
     )
     assert run("receive", name, "--session-id", "s").code == 1
 

@@ -73,7 +73,7 @@ def bundles(site: Site) -> list[Path]:
 def test_a_command_that_breaks_a_turn_of_its_own_is_not_to_be_repeated(site: Site) -> None:
     queue(site)
     break_next(site)
-    with pytest.raises(CommandFailedError, match="Do not repeat it") as caught:
+    with pytest.raises(CommandFailedError, match="Do not repeat the command") as caught:
         peek(site)
     assert not caught.value.is_transient
     assert Path(str(caught.value.bundle)).is_dir()

@@ -493,8 +493,6 @@ class BrokerMachine(RuleBasedStateMachine):
 BrokerMachine.TestCase.settings = settings(
     max_examples=120,
     stateful_step_count=60,
-    deadline=None,
-    print_blob=True,
     suppress_health_check=list(HealthCheck),
 )
 TestBroker = BrokerMachine.TestCase

@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-replayed = settings(derandomize=True, deadline=None, max_examples=60)
+replayed = settings(derandomize=True, max_examples=60)
 replayed_at_length = settings(replayed, max_examples=300)

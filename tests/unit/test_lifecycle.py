@@ -62,7 +62,9 @@ def test_a_step_is_in_the_table_or_raises(state: State, cause: Cause) -> None:
     if (state, cause) in TABLE:
         assert step(states, cause).tolist() == [TABLE[state, cause]]
         return
-    with pytest.raises(IllegalStepError, match=f"{state.name} does not allow {cause.name}"):
+    with pytest.raises(
+        IllegalStepError, match=f"state {state.name} cannot have the cause {cause.name}"
+    ):
         step(states, cause)
 
 

@@ -226,7 +226,7 @@ def test_a_newer_format_is_refused_and_nothing_is_changed(tmp_path: Path) -> Non
     content = bytearray(path.read_bytes())
     content[8:12] = (FORMAT_VERSION + 1).to_bytes(4, "little")
     path.write_bytes(content[:-10])
-    with pytest.raises(NewerFormatError, match="start it with the newer Twinbus") as caught:
+    with pytest.raises(NewerFormatError, match="start the broker with the newer Twinbus") as caught:
         read(tmp_path)
     assert caught.value.version == FORMAT_VERSION + 1
     assert path.read_bytes() == content[:-10]

@@ -213,7 +213,7 @@ def ledgers_of(history: dict[str, Any]) -> list[Rows]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(histories())
 def test_a_reconciliation_finds_what_a_model_finds(history: dict[str, Any]) -> None:
     found = reconciled(ledgers_of(history), history["buckets"])
@@ -258,7 +258,7 @@ def odd_transfers(draw: st.DrawFn) -> dict[str, Any]:
     return row | changes
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(odd_rows(), max_size=20),
     st.lists(odd_rows(), max_size=20),

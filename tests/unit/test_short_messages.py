@@ -1,4 +1,4 @@
-"""The short ways of reading and writing AMQP messages lead to the same bytes as the long ones."""
+"""The fast paths of reading and writing AMQP messages give the bytes of the general paths."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_a_message_that_is_browsed_or_deleted_takes_the_long_way(message: Broker
 
 
 def read_either_way(payload: bytes) -> tuple[BrokeredMessage | None, BrokeredMessage | None]:
-    """Return what the short way and the long one read; None for nothing, or for an error."""
+    """Return what the fast and the general path read; None for nothing, or for an error."""
     short = long = None
     try:
         short = _read_plain(payload)

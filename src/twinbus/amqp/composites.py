@@ -213,7 +213,7 @@ def binary(*, default: Any = MISSING) -> Any:
 
 
 def tag(*, default: Any = MISSING) -> Any:
-    """Declare bytes with the maximum length of a delivery tag."""
+    """Declare a delivery tag: bytes of a limited length."""
 
     def write(value: bytes) -> bytes:
         if len(value) > MAX_AMQP_TAG_BYTES:
@@ -314,8 +314,10 @@ def choice(kind: type[Enum], *, default: Any = MISSING) -> Any:
             try:
                 return kind(value), at
             except ValueError as error:
+                allowed = ", ".join(str(each.value) for each in kind)
                 raise AmqpError(
-                    f"{value!r:.40} is not a {kind.__name__}", Condition.INVALID_FIELD
+                    f"{value!r:.40} is not a {kind.__name__}; send one of {allowed}",
+                    Condition.INVALID_FIELD,
                 ) from error
 
         return read
@@ -330,7 +332,7 @@ def nested(kind: type[Composite], *, default: Any = MISSING) -> Any:
 
 
 def any_of(*kinds: type[Composite], default: Any = MISSING) -> Any:
-    """Declare a composite of one of several classes; unknown ones are decoded as Described."""
+    """Declare a composite of one of some classes; an unknown descriptor becomes a Described."""
     return _composite_field(kinds, default, is_open=True)
 
 
@@ -350,7 +352,11 @@ def _composite_field(kinds: tuple[type[Composite], ...], default: Any, *, is_ope
             return cast("tuple[Described, int]", decoder.read_value(data, at - 1, MAX_AMQP_DEPTH))
         if kind not in kinds:
             name = f"{descriptor!r:.60}" if kind is None else kind.NAME
-            raise AmqpError(f"{name} is not allowed in this field", Condition.INVALID_FIELD)
+            allowed = ", ".join(each.NAME for each in kinds)
+            raise AmqpError(
+                f"{name} is not allowed in this field; send one of {allowed}",
+                Condition.INVALID_FIELD,
+            )
         assert kind is not None
         return kind.read_fields(data, behind)
 

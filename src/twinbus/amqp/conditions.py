@@ -1,8 +1,8 @@
 """Why a peer is refused: the conditions of the AMQP specification, and the error that carries one.
 
-An `AmqpError` is always caused by bytes of the peer. Its scope says what ends: the link, the
-session or the connection. Mistakes of the calling program raise InvalidArgumentError or
-InvalidOperationError instead, and end nothing.
+The peer causes an `AmqpError`: by its bytes, by its silence, or by a limit that it sets. The scope
+of the error says what ends: the link, the session or the connection. Mistakes of the program raise
+InvalidArgumentError or InvalidOperationError instead, and end nothing.
 """
 
 from enum import Enum, StrEnum

@@ -1,16 +1,16 @@
 """One end of an AMQP connection, without IO: bytes and `now` in, bytes and events out.
 
-The driver (a door of a server, a client, or a simulation) passes in the bytes that it has read,
-acts on the events, writes the bytes that `take_outgoing` returns, and calls `tick` at the time
-`next_event`. This class serves both ends; the client is the end that sends first.
+The driver (a server, a client, or a simulation) passes in the bytes that it has read, acts on the
+events, writes the bytes that `take_outgoing` returns, and calls `tick` at the time `next_event`.
+This class serves both ends; the client is the end that sends first.
 
 A connection begins with handshake.py, then both ends open it (lifecycle.py). After we have sent
 close, everything but the peer's close is ignored.
 
 An error of the peer never makes a call raise: the link, session or connection ends with an error,
-and an event reports it. Memory is bounded: limits.py limits what a peer can make grow,
-`unread_bytes` is the number of bytes that the peer has not read, and `may_read` says when to stop
-reading from it.
+and an event reports it. Memory is bounded: each structure that a peer can make grow has a limit in
+limits.py, `unread_bytes` is the number of bytes that the peer has not read, and `may_read` says
+whether the driver may read more from the peer.
 """
 
 from collections.abc import Iterator
@@ -77,7 +77,7 @@ class AmqpConnection:
         self._by_peer_channel: dict[int, AmqpSession] = {}
         self._ended_channels: set[int] = set()  # of the peer; SDKs may still send frames on them
         self._names: dict[tuple[str, bool], AmqpLink] = {}  # by name and our role
-        self._reader = AmqpFrameReader(MIN_AMQP_FRAME_BYTES)  # until SASL is over
+        self._reader = AmqpFrameReader(MIN_AMQP_FRAME_BYTES)  # the limit until SASL is complete
         self._events: list[Event] = []
         self._outgoing: list[Buffer] = []
         self._outgoing_bytes = 0
@@ -498,7 +498,10 @@ class AmqpConnection:
         elif self.peer is None:
             self._give_up(f"open did not arrive within {AMQP_OPEN_US // SECOND_US} s")
         elif self.options.idle_timeout_us and now >= self._silent_at:
-            self._give_up(f"nothing arrived for {(now - self._received_at) // SECOND_US} s")
+            self._give_up(
+                f"nothing arrived for {(now - self._received_at) // SECOND_US} s; the "
+                f"idle-time-out is {self.options.idle_timeout_us // SECOND_US} s. Send heartbeats"
+            )
         else:
             self._sent_at = now
             if not self.unread_bytes:

@@ -1,12 +1,12 @@
 """Decodes the values of types.py from bytes.
 
 Functions take bytes or a memoryview of bytes, and an offset. They return the value and the offset
-after it. Bytes that end too early raise TruncatedError; bytes that cannot become valid raise
-AmqpError. A table selects the reader by the constructor byte.
+after it. Bytes that end too early raise TruncatedError, other invalid bytes AmqpError. A table
+selects the reader by the constructor byte.
 
-Depth and counts are bounded (limits.py). Every item takes at least one byte, except in arrays whose
-elements take none, which may have only few elements. So the decoded values need at most about 60
-times the memory of the bytes.
+Depth and counts are bounded (limits.py). Every item takes at least one byte, except for elements of
+arrays of nulls and other types without content. Such an array may have only few elements. So the
+decoded values need at most about 60 times the memory of the bytes.
 """
 
 import struct
@@ -130,7 +130,7 @@ def read_small(data: Buffer, at: int) -> tuple[int, int]:
 
 
 def _short_reader(from_bytes: Callable[[Any], Any]) -> Reader:
-    """Return a reader of bytes with a length of one byte."""
+    """Return a reader of bytes that follow their length, which is encoded in one byte."""
 
     def read(data: Buffer, at: int) -> tuple[Any, int]:
         end = at + 1 + data[at]
@@ -142,7 +142,7 @@ def _short_reader(from_bytes: Callable[[Any], Any]) -> Reader:
 
 
 def _long_reader(from_bytes: Callable[[Any], Any]) -> Reader:
-    """Return a reader of bytes with a length of four bytes."""
+    """Return a reader of bytes that follow their length, which is encoded in four bytes."""
 
     def read(data: Buffer, at: int) -> tuple[Any, int]:
         end = at + 4 + _unpack_size(data, at)[0]

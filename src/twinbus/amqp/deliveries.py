@@ -1,6 +1,6 @@
 """Delivery numbers, and the unsettled deliveries of a session.
 
-The wire counts with 32 bits and wraps around (RFC 1982). Inside, numbers do not wrap around, so
+On the wire, numbers have 32 bits and wrap around (RFC 1982). In memory they do not wrap around, so
 that they can be compared and sorted.
 """
 

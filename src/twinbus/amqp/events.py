@@ -5,6 +5,7 @@
     AttachRequested     the peer requests a link: call `accept` or `refuse`, now or later
     Attached            the peer has accepted a link that we requested
     Delivery            a complete message has arrived
+    DeliveryDropped     a delivery that used credit will not arrive
     DeliveriesSettled   the peer has settled deliveries that it sent
     OutcomeReported     the peer has reported the outcome of deliveries that we sent
     CreditGiven         the peer has changed the credit of a link on which we send
@@ -12,10 +13,12 @@
     Drained             the peer has used or returned all credit, as `grant` requested
     LinkDetached        a link has ended, by either end; once per link
     SessionEnded        a session has ended; the ends of its links were reported before
-    ConnectionClosed    the last event: the connection has ended; its sessions were reported before
+    ConnectionClosed    the last event: the connection has ended; the ends of its sessions were
+                        reported before
 
-The events of a `receive` are in order, but the connection has already processed all bytes: the link
-of an early event may have ended by a later one. Calls on a link that has ended do nothing.
+The events that one call of `receive` returns are in order. The connection has already processed all
+bytes of the call, so the link of an early event may have ended; a later event then reports the end.
+Calls on a link that has ended do nothing.
 """
 
 from dataclasses import dataclass

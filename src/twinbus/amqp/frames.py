@@ -12,7 +12,7 @@ After it come frames:
     1 byte    data offset: where the body begins, in words of 4 bytes; at least 2
     1 byte    type: 0 AMQP, 1 SASL
     2 bytes   channel; not used by SASL
-    body      a performative; if it is a transfer, a part of a message follows. A heartbeat has none
+    body      a performative, and after a transfer a message or a part of it; empty in a heartbeat
 """
 
 import struct
@@ -58,7 +58,8 @@ class AmqpFrameReader:
     """Divides a stream of bytes into headers and frames, however the bytes arrive.
 
     The caller feeds bytes, then takes headers or frames until it gets None, and only then feeds
-    more. For an incomplete frame the reader keeps at most the size of this frame and of one read.
+    more. While a frame is incomplete, the reader keeps at most the bytes of this frame and of one
+    read.
     """
 
     __slots__ = ("_at", "_data", "_incomplete", "_needed", "max_frame_bytes")

@@ -80,7 +80,8 @@ class Handshake:
             self._write(expected)
         if header != expected:
             raise AmqpError(
-                f"the peer sent the protocol header {header!r}; expected {expected!r}",
+                f"the peer sent the protocol header {header!r}; expected {expected!r}. Use AMQP "
+                "1.0, and the same settings of TLS and SASL at both ends",
                 Condition.FRAMING_ERROR,
             )
         if self.layer is Layer.AMQP_HEADER:
@@ -114,7 +115,9 @@ class Handshake:
         assert isinstance(outcome, SaslOutcome)
         if outcome.code is not SaslCode.OK:
             raise AmqpError(
-                f"the credentials were refused ({outcome.code.name})", Condition.UNAUTHORIZED_ACCESS
+                f"the server refused the SASL credentials ({outcome.code.name}); check the "
+                "mechanism, the user name and the password",
+                Condition.UNAUTHORIZED_ACCESS,
             )
         self.layer = Layer.AMQP_HEADER
         if self._is_client:

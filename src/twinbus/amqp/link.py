@@ -197,7 +197,7 @@ class AmqpLink:
         self._report(error)
 
     def _refuse(self, error: ErrorCondition | None) -> None:
-        DetachFrame(handle=self.handle, error=error).encode()  # may raise: before any change
+        DetachFrame(handle=self.handle, error=error).encode()  # only to raise before any change
         self._say_empty_attach()
         self._say_detach(error)
 

@@ -13,8 +13,9 @@
 
 A body has one kind of sections. Sections may arrive in any order, because some SDKs do not follow
 the order of the specification. `spliced` writes them in this order; sections that it does not
-replace stay byte for byte the same. A message that violates these rules raises AmqpError, which
-affects the link only if the caller wants it.
+replace stay byte for byte the same. A message that violates these rules raises AmqpError. The
+connection does not decode messages, so the caller decides whether to reject the message or to end
+the link.
 """
 
 import struct
@@ -224,14 +225,14 @@ class AmqpMessage:
 
     @property
     def value(self) -> Any:
-        """The value of a body of this kind; its size is limited only by the link."""
+        """The value of a body of kind VALUE; only the link limits its size."""
         self._expect(SectionKind.VALUE)
         return decoder.decode(self.data, self._body[0].value_at)[0]
 
     def _expect(self, kind: SectionKind) -> None:
         if self.body_kind is not kind:
-            found = "nothing" if self.body_kind is None else self.body_kind.name
-            raise AmqpError(f"the body is {found}, not {kind.name}")
+            found = "no body" if self.body_kind is None else f"a body of kind {self.body_kind.name}"
+            raise AmqpError(f"the message has {found}; expected a body of kind {kind.name}")
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -258,7 +259,8 @@ class AmqpMessage:
     def extended(self, kind: SectionKind, entries: Mapping[Any, Any]) -> bytes:
         """Return a map section with entries added or replaced.
 
-        Other entries stay byte for byte the same, unless their keys may equal a new key.
+        Other entries stay byte for byte the same. If the section may contain one of the keys, or a
+        key is not text, all entries are decoded and encoded again.
         """
         if _CONSTRUCTORS[kind] is not _MAPS:
             raise InvalidArgumentError(f"the section {kind.name} is not a map")
@@ -282,7 +284,7 @@ def _section_at(data: Buffer, at: int) -> tuple[int, int]:
             code, at = data[at + 2], at + 3
         else:
             code, at = _long_descriptor(data, at)
-        data[at]  # there is a value
+        data[at]  # raises IndexError if the value is missing
     except (IndexError, struct.error) as error:
         raise decoder.truncated() from error
     except UnicodeDecodeError as error:
@@ -308,7 +310,7 @@ def _keyed(kind: SectionKind, entries: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
 
 def encode_section(kind: SectionKind, value: Any) -> bytes:
-    """Return an encoded section; header and properties are objects of their classes."""
+    """Return an encoded section; pass a header or properties as an object of its class."""
     if isinstance(value, Composite) and kind == value.CODE:
         return value.encode()
     if isinstance(value, Mapping):
@@ -320,7 +322,7 @@ def encode_section(kind: SectionKind, value: Any) -> bytes:
 
 
 def encode_message(sections: Mapping[SectionKind, Any]) -> bytes:
-    """Return a message with these sections; several data or sequence sections form a tuple."""
+    """Return a message with these sections; pass several data or sequence sections as a tuple."""
     pieces = []
     for kind in SectionKind:
         if kind in sections:

@@ -50,33 +50,33 @@ class ConnectionOptions:
     properties: Fields | None = None
     offered_capabilities: tuple[str, ...] = ()
     desired_capabilities: tuple[str, ...] = ()
-    max_frame_bytes: int = AMQP_FRAME_BYTES  # the largest frame that the peer may send
+    max_frame_bytes: int = AMQP_FRAME_BYTES  # the largest frame that the peer may send to us
     idle_timeout_us: int = AMQP_IDLE_US  # how long the peer may be silent; 0: for ever
-    max_sessions: int = MAX_AMQP_SESSIONS
+    max_sessions: int = MAX_AMQP_SESSIONS  # announced to the peer; bounds may allow fewer
     max_session_links: int = MAX_AMQP_SESSION_LINKS
     max_unsettled: int = MAX_AMQP_UNSETTLED  # per session, in each direction
     bounds: PeerBounds = PeerBounds()
-    incoming_window: int = AMQP_INCOMING_WINDOW
-    tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore it
+    incoming_window: int = AMQP_INCOMING_WINDOW  # of a session, in transfer frames
+    tolerates_overrun: bool = False  # accept deliveries beyond the credit: some SDKs ignore credit
     rejects_too_large: bool = False  # if a delivery is too large, reject it and keep the link
-    first_number: int = 0  # of our deliveries; tests start just before the wrap-around
+    first_number: int = 0  # of our deliveries and transfers; tests set it before a wraparound
 
     def __post_init__(self) -> None:
         if not MIN_AMQP_FRAME_BYTES <= self.max_frame_bytes < 2**32:
             raise InvalidArgumentError(
-                f"max_frame_bytes is {self.max_frame_bytes}; AMQP needs at least "
-                f"{MIN_AMQP_FRAME_BYTES}"
+                f"max_frame_bytes is {self.max_frame_bytes}; it must be at least "
+                f"{MIN_AMQP_FRAME_BYTES} and at most {2**32 - 1}"
             )
         if not (1 <= self.max_sessions <= 65536 and self.max_session_links >= 1):
             raise InvalidArgumentError(
-                f"max_sessions is {self.max_sessions} and max_session_links is "
-                f"{self.max_session_links}; they must be 1 to 65536, and at least 1"
+                f"max_sessions is {self.max_sessions} and must be 1 to 65536; max_session_links is "
+                f"{self.max_session_links} and must be at least 1"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """The properties of a link that we request."""
+    """What our attach says about a link, which we request or accept."""
 
     source: Source | Described | None = None
     target: Target | Coordinator | Described | None = None

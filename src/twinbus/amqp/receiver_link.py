@@ -202,7 +202,7 @@ class ReceiverLink(AmqpLink):
         ):
             raise AmqpError(
                 f"a transfer on the link {self.name!r:.80} does not continue the incomplete "
-                "delivery",
+                f"delivery {partial.number & MASK}; complete or abort that one first",
                 Condition.INVALID_FIELD,
                 Scope.LINK,
             )

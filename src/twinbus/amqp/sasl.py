@@ -9,8 +9,8 @@
     ANSWERING          outcome           DONE
 
 A frame that is not in the table is an error of the peer. ANONYMOUS, EXTERNAL and MSSBCBS need no
-password. (.NET clients of Service Bus choose MSSBCBS and then show tokens, as with ANONYMOUS.) A
-server has one function that checks credentials; a client has one attempt.
+password. (.NET clients of Service Bus choose MSSBCBS, and then send tokens to `$cbs` as after
+ANONYMOUS.) A server has one function that checks credentials. A client can try only once.
 """
 
 from collections.abc import Callable, Sequence
@@ -126,7 +126,8 @@ class SaslClient:
     def __init__(self, credentials: SaslCredentials) -> None:
         if credentials.mechanism not in MECHANISMS:
             raise InvalidArgumentError(
-                f"{credentials.mechanism!r} is not one of {', '.join(MECHANISMS)}"
+                f"the SASL mechanism {credentials.mechanism!r} is not supported; use one of "
+                f"{', '.join(MECHANISMS)}"
             )
         self._credentials = credentials
         self.state = SaslState.CHOOSING
@@ -162,5 +163,6 @@ class SaslClient:
 
 def _unexpected(frame: Composite, state: SaslState) -> AmqpError:
     return AmqpError(
-        f"{frame.NAME} arrived while authentication was {state.value}", Condition.ILLEGAL_STATE
+        f"{frame.NAME} arrived in the SASL state {state.value}, which does not allow it",
+        Condition.ILLEGAL_STATE,
     )

@@ -114,7 +114,7 @@ class SenderLink(AmqpLink):
         return number
 
     def abort(self, number: int) -> bool:
-        """Abort a delivery with frames that wait for the window; return whether there was one."""
+        """Abort a delivery if frames of it wait for the window; return whether it was aborted."""
         return self.session.transfers.abort(self, number)
 
     def settle(self, number: int, state: DeliveryState | None = ACCEPTED) -> bool:

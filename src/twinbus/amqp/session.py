@@ -1,8 +1,8 @@
 """A session: its links share flow windows, delivery numbers and dispositions.
 
-Windows count transfer frames. Our incoming window opens again when bytes leave for the peer, so a
-peer that sends without reading fills it. Apart from that, link credit limits a sender. transfers.py
-observes the peer's window; outcomes.py tracks unsettled deliveries.
+Windows count transfer frames. Our incoming window is renewed only when bytes leave for the peer, so
+a peer that sends without reading uses it up. Apart from that, link credit limits a sender.
+transfers.py keeps to the peer's window; outcomes.py tracks unsettled deliveries.
 
 A frame that refers to an unknown link or delivery, or exceeds the window, ends the session with an
 error. After we have ended a session, frames are ignored until the peer answers.
@@ -197,7 +197,7 @@ class AmqpSession:
             )
         link = self.connection.link_named(frame.name, not frame.role)
         if link is not None and (link.session is not self or link.peer is not None):
-            text = f"the peer has attached the link {frame.name!r:.80} a second time"
+            text = f"the link {frame.name!r:.80} was attached again, which ends the earlier one"
             link.fail(AmqpError(text, Condition.STOLEN, Scope.LINK))
             self.connection.free_name(link)
             link = None
@@ -216,7 +216,8 @@ class AmqpSession:
         ):
             raise AmqpError(
                 f"the connection has {connection.link_count} links with {connection.kept_bytes} "
-                "bytes of attach frames, the maximum; detach some",
+                f"bytes of attach frames; at most {connection.bounds.max_links} links with "
+                f"{connection.bounds.max_kept_bytes} bytes are allowed. Detach some",
                 Condition.RESOURCE_LIMIT_EXCEEDED,
                 Scope.SESSION,
             )
@@ -297,7 +298,7 @@ class AmqpSession:
     def _use_window(self) -> None:
         if not self._incoming_window:
             raise AmqpError(
-                "a transfer exceeds the incoming window",
+                "a transfer arrived when the incoming window was 0; wait for a flow that opens it",
                 Condition.WINDOW_VIOLATION,
                 Scope.SESSION,
             )
@@ -315,7 +316,7 @@ class AmqpSession:
     # -- flow ----------------------------------------------------------------------------------
 
     def say_flow(self, **link_fields: Any) -> None:
-        """Send the state of the session, and of a link."""
+        """Send the windows of the session; with fields of a link, also its credit."""
         self.write(
             FlowFrame(
                 next_incoming_id=self._next_incoming_id,

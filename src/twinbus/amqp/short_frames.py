@@ -1,11 +1,11 @@
-"""Short ways of reading the two frames of which nearly every exchange consists.
+"""Fast paths for reading transfers and dispositions, the two most frequent frames.
 
 A transfer begins with the handle, the delivery-id and the delivery-tag, a disposition with the role
-and the range: these change from frame to frame. The fields after them, the *tail*, hardly ever do.
-So a tail is decoded once, by the table of performatives, and then recognised by its bytes. The
-functions return None for any other frame: it takes the long way, which also finds the errors. What
-they return has the fields of the performative.
-`tests/unit/amqp/test_short_frames.py` compares both ways.
+and the range. These fields change from frame to frame; the fields after them, the *tail*, rarely
+change. So the table of performatives decodes a tail once, and a cache recognises it by its bytes.
+For any other frame the functions return None; then the caller reads it with `read_composite`, which
+also reports errors. The values that they return have the fields of the performative.
+`tests/unit/amqp/test_short_frames.py` compares both paths.
 """
 
 import struct
@@ -20,9 +20,9 @@ from twinbus.limits import MAX_AMQP_TAG_BYTES
 _TRANSFER: Final = b"\x00\x53\x14\xc0"  # the descriptor, and a list whose size has one byte
 _DISPOSITION: Final = b"\x00\x53\x15\xc0"
 _NULL, _ZERO, _SMALL, _WIDE, _SHORT_BINARY, _BYTE_BOOLEAN = 0x40, 0x43, 0x52, 0x70, 0xA0, 0x56
-_BEFORE_TAIL: Final = b"\x43\x43\xa0\x01\x00"  # a handle, a delivery-id and a delivery-tag
+_BEFORE_TAIL: Final = b"\x43\x43\xa0\x01\x00"  # placeholders: handle, delivery-id, delivery-tag
 _ROLE_AND_RANGE: Final = b"\x41\x43\x43"
-_MAX_TAIL_BYTES: Final = 32  # longer tails, such as of `rejected`, are not remembered
+_MAX_TAIL_BYTES: Final = 32  # longer tails, such as that of `rejected`, are not cached
 _REMEMBERED: Final = 256
 _unpack_uint = struct.Struct(">I").unpack_from
 
@@ -36,7 +36,7 @@ class _TransferFields(NamedTuple):
 
 
 class WholeTransfer(_TransferFields):
-    """A TransferFrame without a state that is a complete delivery, or the end of one."""
+    """The only or last TransferFrame of a delivery, if it has no delivery state."""
 
     __slots__ = ()
 
@@ -135,9 +135,10 @@ def _read_uint(data: bytes, at: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _transfer_tail(count: int, tail: bytes) -> tuple[int | None, bool | None] | None:
-    """Return the message format, and whether the delivery is settled; None for other transfers.
+    """Return the message format, and whether the delivery is settled.
 
-    Either can be missing: the last frame of a delivery need not repeat what the first one has.
+    Each may be None, because the last frame of a delivery need not repeat what the first one has.
+    Return None for the whole if the tail is invalid or sets other fields.
     """
     fields = write_compound(0xC0, count, _BEFORE_TAIL + tail)
     try:

@@ -1,8 +1,9 @@
 """Sends the deliveries of a session, in one frame or several, within the peer's window.
 
-At most one delivery waits for the window, and nothing is sent before it is complete. So a peer that
-does not read cannot make memory grow here. This module encodes transfers by hand, and not with the
-table of composite types (performatives.py), because everything that is sent passes through here.
+At most one delivery waits for the window, and no other delivery is sent until its last frame is. So
+a peer that does not read cannot make memory grow here. This module encodes transfers by hand, and
+not with the table of composite types (performatives.py), because every message that is sent passes
+through here.
 """
 
 from dataclasses import dataclass

@@ -12,8 +12,8 @@
     described value             Described       array       Array
 
 A plain int is a long, because a long can represent most integers of Python programs. Encoders
-choose the smallest form. A map with two keys that are equal in Python (1 and true, "a" and the
-symbol a) is refused, because one of its entries would be lost.
+choose the smallest form. The decoder refuses a map with two keys that are equal in Python (1 and
+true, "a" and the symbol a), because a dict would lose one of the entries.
 
 encoder.py writes these values and checks their ranges; decoder.py reads them.
 """
@@ -83,7 +83,7 @@ class Char(str):
 
 
 class Symbol(str):
-    """An ASCII name; equal to the plain text, so that maps are easy to read."""
+    """An ASCII name. It equals the str with the same text, so a str finds it as a key of a map."""
 
     __slots__ = ()
 

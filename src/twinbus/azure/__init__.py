@@ -1,4 +1,4 @@
-"""Pairing for applications that are written on the SDK of Azure Service Bus: a drop-in.
+"""Pairing for applications that use the SDK of Azure Service Bus, as a replacement of its client.
 
     from twinbus.azure import PairedServiceBusClient, PairedWith
 
@@ -8,8 +8,8 @@
         sender.send_messages(ServiceBusMessage("two coffees"))
 
 Senders go through the pairing: while the primary is unavailable, their messages go to the backlog
-queues of the secondary. Receivers are those of the SDK, of the primary. Errors are those of the
-SDK. `twinbus.azure.aio` has the same for asyncio.
+queues of the secondary. Receivers are those of the SDK and receive from the primary. Errors are
+those of the SDK. `twinbus.azure.aio` has the same for asyncio.
 """
 
 from twinbus.extras import require

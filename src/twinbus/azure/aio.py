@@ -1,4 +1,4 @@
-"""The drop-in for applications on the asyncio classes of the SDK.
+"""The paired client for applications that use the asyncio classes of the SDK.
 
     from twinbus.azure import PairedWith
     from twinbus.azure.aio import PairedServiceBusClient
@@ -41,7 +41,7 @@ _CLOSED = "The handler has already been shutdown. Get a new sender from an open 
 
 
 class LoopCredential:
-    """A credential for asyncio, for use in other threads; its event loop must run."""
+    """Lets other threads use a credential for asyncio; the credential's event loop must run."""
 
     def __init__(self, credential: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._credential = credential
@@ -78,7 +78,7 @@ class PairedServiceBusClient(ServiceBusClient):
         )
         self._paired_with = paired_with
         self._blocking: blocking.PairedServiceBusClient | None = None
-        self._pairs = asyncio.Lock()  # locked while it pairs
+        self._pairs = asyncio.Lock()  # locked while the namespaces are paired
         self._threads = ThreadPoolExecutor(WORKING_AIO_THREADS, "twinbus-azure-aio")
         self._own_credential: Any = None  # to be closed with the client
         self._is_closed = False
@@ -186,7 +186,7 @@ class PairedServiceBusSender:
     async def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, **options: Any
     ) -> list[int]:
-        """Send messages that appear at a later time; return numbers that cancel them."""
+        """Send messages that become visible at a time; return the numbers to cancel them with."""
         sender = await self._ready()
         work = partial(sender.schedule_messages, messages, schedule_time_utc, **options)
         return await self._client.run(work)

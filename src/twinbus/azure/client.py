@@ -1,8 +1,8 @@
 """A client of the SDK whose senders are paired.
 
 The client is a `ServiceBusClient`, whose receivers it uses unchanged. It also owns a paired factory
-of Twinbus, and its senders send through that factory. A message of the SDK is converted to a
-message of Twinbus only when it is diverted.
+of Twinbus, and its senders send through that factory. Each message of the SDK is wrapped in a
+message of Twinbus (azure_messages.py); a Service Bus gets it unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -149,7 +149,8 @@ class PairedServiceBusClient(ServiceBusClient):
 class PairedServiceBusSender(ServiceBusSender):
     """A `ServiceBusSender` that sends through the pairing.
 
-    The retry policy of the pairing bounds an operation. A `timeout` is accepted and has no effect.
+    The retry policy of the pairing bounds an operation. A `timeout` must be positive but has no
+    effect.
     """
 
     def __init__(self, client: PairedServiceBusClient, name: str, **kwargs: Any) -> None:
@@ -181,7 +182,7 @@ class PairedServiceBusSender(ServiceBusSender):
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **_: Any
     ) -> list[int]:
-        """Send messages that appear at a later time; return numbers that cancel them."""
+        """Send messages that become visible at a time; return the numbers to cancel them with."""
         self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         at = schedule_time_utc
@@ -212,8 +213,8 @@ class PairedServiceBusSender(ServiceBusSender):
         self._check_live()  # type: ignore[no-untyped-call]
         if max_size_in_bytes and max_size_in_bytes > MAX_BATCH_SIZE_STANDARD:
             raise ValueError(
-                f"Max message size: {max_size_in_bytes} is too large; a batch that can be diverted "
-                f"has at most {MAX_BATCH_SIZE_STANDARD} bytes."
+                f"max_size_in_bytes={max_size_in_bytes} is too large: a batch that can be diverted "
+                f"has at most {MAX_BATCH_SIZE_STANDARD} bytes. Leave it out, or use a lower value."
             )
         return ServiceBusMessageBatch(max_size_in_bytes or MAX_BATCH_SIZE_STANDARD)
 

@@ -1,7 +1,8 @@
 """The primary of a client of the SDK: how the SDK and how Twinbus reach it.
 
-Receivers are the SDK's, so the primary is a Service Bus or a port that speaks AMQP like one. The
-connection string that Twinbus uses is given, or follows from the arguments of the SDK's client.
+Receivers are the SDK's, so the primary must be a Service Bus, or a Twinbus server, whose port
+accepts clients of Service Bus as well. The application gives the connection string that Twinbus
+uses, or this module builds it from the arguments of the SDK's client.
 """
 
 from collections.abc import Mapping
@@ -31,7 +32,7 @@ class Primary:
 
     @classmethod
     def of_arguments(cls, host: str, credential: Any, options: Mapping[str, Any]) -> Self:
-        """Return the primary of the arguments of an SDK client."""
+        """Return the primary that the arguments of an SDK client name."""
         way = options.get("transport_type")
         verify = options.get("connection_verify")
         shown = {
@@ -54,15 +55,16 @@ class Primary:
 
     @property
     def for_sdk(self) -> ConnectionString:
-        """The connection string at which the SDK reaches it."""
+        """The connection string with which the SDK reaches the primary."""
         connection = self.connection
         if connection.place is Place.SERVER and connection.socket is None:
-            return replace(connection, place=Place.SERVICE_BUS)  # its port speaks both
+            # The port of a server speaks the protocols of Twinbus and of Service Bus.
+            return replace(connection, place=Place.SERVICE_BUS)
         if connection.place is not Place.SERVICE_BUS:
+            scheme = connection.place.value if connection.socket is None else "twinbus+unix"
             raise InvalidArgumentError(
-                f"The primary is a namespace at {connection.place.value}://, which receivers of "
-                "the SDK cannot reach. Use sb:// or twinbus:// as the primary; any namespace can "
-                "be the secondary"
+                f"The primary is a namespace at {scheme}://, which receivers of the SDK cannot "
+                "reach. Use sb:// or twinbus:// as the primary; any namespace can be the secondary"
             )
         return connection
 

@@ -1,12 +1,13 @@
-"""The life of a message in one entity: (state, cause) -> state. A pair not listed is illegal.
+"""The life of a message in one entity: (state, cause) -> state.
 
     PENDING --ENQUEUED--> ACTIVE --RECEIVED--> LOCKED --COMPLETED--> GONE
        |--SCHEDULED--> SCHEDULED --ACTIVATED--> GONE (and ACTIVE under a new number)
        |--PARKED--> TRANSFERRING --FORWARDED--> GONE (and enqueued in the forward target)
 
-A dead-lettered message is GONE here and ACTIVE in the dead-letter queue, in one commit. If dead
-letters are forwarded, it is TRANSFERRING there until the end of the turn.
-States are small integers, so that a queue needs one byte per message and steps whole vectors.
+This shows the usual ways; a pair that is not in TABLE is illegal. A dead-lettered message is
+GONE here and ACTIVE in the dead-letter queue, in one commit. If dead letters are forwarded, it is
+TRANSFERRING in the dead-letter queue until the end of the turn. States are small integers: a queue
+stores one byte per message and changes the states of many messages with one array operation.
 """
 
 from enum import IntEnum
@@ -83,7 +84,7 @@ TABLE: dict[tuple[State, Cause], State] = {
     (State.TRANSFERRING, Cause.EXPIRED): State.GONE,
 }
 
-# Causes that make a message GONE in any state; no cause is in both sets.
+# Causes after which a message is GONE, whatever its state was. The assertion checks this.
 FINAL = frozenset(cause for (_, cause), after in TABLE.items() if after is State.GONE)
 assert all(after is State.GONE for (_, cause), after in TABLE.items() if cause in FINAL)
 
@@ -100,7 +101,7 @@ DURABLE: dict[State, State] = {
     State.TRANSFERRING: State.TRANSFERRING,
 }
 
-LOST = 99  # in the log instead of a cause: the body of the message is missing from the log
+LOST = 99  # logged in place of a cause if the body of a message is missing from the log
 
 _ILLEGAL = 255
 _STEPS = np.full((len(State), len(Cause)), _ILLEGAL, np.uint8)
@@ -117,12 +118,13 @@ class IllegalStepError(BrokenInvariantError):
 
 
 def step(states: UInt8s, cause: Cause) -> UInt8s:
-    """Return the states after the cause; a pair that is not in the table raises."""
+    """Return the states after the cause; raise IllegalStepError if TABLE lacks a pair."""
     after: UInt8s = _STEPS[states, cause.value]
     if (after == _ILLEGAL).any():
         at = int(np.flatnonzero(after == _ILLEGAL)[0])
         raise IllegalStepError(
-            f"{State(states[at]).name} does not allow {cause.name}",
+            f"a message in the state {State(states[at]).name} cannot have the cause "
+            f"{cause.name}. This is a defect of the broker: report it with its log",
             state=State(states[at]).name,
             cause=cause.name,
         )

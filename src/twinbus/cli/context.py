@@ -5,6 +5,7 @@ and in its range, a length of time is in its range. So a command never gets an i
 """
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ from twinbus.spans import format_span, parse_span
 from twinbus.spark.session import check_installed
 
 CONNECTION = "TWINBUS_CONNECTION"
+_SILENT_S = 2  # how long a command may try without saying so
 UNBOUNDED = 10_000  # columns of output that is not read on a terminal
 _F = TypeVar("_F", bound=Callable[..., Any])
 _C = TypeVar("_C", bound=Closable)
@@ -278,7 +280,8 @@ def talks_to_namespace(command: _F) -> _F:
         **options: Any,
     ) -> Any:
         settings = Settings(find_connection(connection, connection_file), timeout, as_json)
-        return command(*args, settings=settings, **options)
+        with first_retry_shown():
+            return command(*args, settings=settings, **options)
 
     wrapped.__name__ = command.__name__
     wrapped.__doc__ = command.__doc__
@@ -287,6 +290,34 @@ def talks_to_namespace(command: _F) -> _F:
         *getattr(wrapped, "__click_params__", []),
     ]
     return wrapped  # type: ignore[return-value]
+
+
+class _FirstRetry(logging.Handler):
+    """Prints the first record to standard error, unless the operation ends soon."""
+
+    _is_shown = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self._is_shown and vars(record)["facts"]["left_s"] > _SILENT_S:
+            self._is_shown = True
+            click.echo(record.getMessage(), err=True)
+
+
+@contextmanager
+def first_retry_shown() -> Iterator[None]:
+    """Say on standard error when an operation fails for the first time and is tried again.
+
+    It may be tried for the whole --timeout, and its user would see nothing in the meantime.
+    """
+    retries, handler = logging.getLogger("twinbus.retries"), _FirstRetry()
+    level = retries.level
+    retries.setLevel(logging.DEBUG)
+    retries.addHandler(handler)
+    try:
+        yield
+    finally:
+        retries.removeHandler(handler)
+        retries.setLevel(level)
 
 
 def check_spark() -> None:

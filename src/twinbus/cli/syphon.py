@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from twinbus.cli.context import ExitCode, Span, check_spark, find_connection, spark_conf
+from twinbus.cli.context import (
+    ExitCode,
+    Span,
+    check_spark,
+    find_connection,
+    first_retry_shown,
+    spark_conf,
+)
 from twinbus.cli.folders import Folder
 from twinbus.cli.syphon_display import SyphonDisplay
 from twinbus.client.manager import NamespaceManager
@@ -153,7 +160,7 @@ def syphon(
     identity = PrimaryIdentity.of_connection(ConnectionString.parse(primary_text))
     _check_directory(ConnectionString.parse(secondary_text))
     signal.signal(signal.SIGTERM, _terminate)
-    with NamespaceManager.from_connection_string(secondary_text) as manager:
+    with first_retry_shown(), NamespaceManager.from_connection_string(secondary_text) as manager:
         found = find_backlog_queues(manager, identity, backlog_queue_count)
         for line in () if include_extra_queues else note_extra_queues(manager, found):
             click.echo(line, err=True)

@@ -8,6 +8,7 @@ A factory has one courier, and its clients call it from any thread. The calling 
 between tries; the courier has no thread of its own.
 """
 
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -32,6 +33,7 @@ from twinbus.errors import MessagingError, OperationTimeoutError, ServerBusyErro
 from twinbus.forking import on_fork
 from twinbus.lifetimes import Closable
 from twinbus.limits import SECOND_US
+from twinbus.loglines import facts
 from twinbus.message import BrokeredMessage
 from twinbus.namespace.contract import Namespace
 from twinbus.protocol.commands import (
@@ -46,6 +48,7 @@ from twinbus.protocol.origins import sender_source
 from twinbus.protocol.remainder import ACCEPTED, Remainder
 from twinbus.tracing import UNKNOWN_PEER
 
+_log = logging.getLogger("twinbus.retries")
 R = TypeVar("R")
 _UNLIMITED = UnlimitedTries()
 
@@ -169,6 +172,9 @@ class Courier:
                 end = tries.end_at()
                 if is_last or end <= now or now + min(pause, end - now) >= deadline:
                     raise exhausted(history, (now - began) / SECOND_US) from error
+                left_s = (min(deadline, end) - now) / SECOND_US
+                text = "%s. Trying again for up to %.0f s"
+                _log.debug(text, error.text, left_s, extra=facts(left_s=left_s))
             clock.sleep_us(min(pause, end - now))
 
     def _pass_gate(

@@ -3,7 +3,7 @@
     Endpoint=embedded:///var/lib/orders                      in this process, on a directory
     Endpoint=twinbus://host:4617;SharedAccessKeyName=...;SharedAccessKey=...     a server
     Endpoint=twinbus+tls://host:4617;CaFile=/etc/ca.pem;...  a server with TLS
-    Endpoint=twinbus+unix:///run/orders/door;...             a door on this machine, at a socket
+    Endpoint=twinbus+unix:///run/orders/door;...             a server on this machine
     Endpoint=sb://contoso.servicebus.windows.net;...         Azure Service Bus, by its SDK
     Endpoint=amqp://host:5672,host:5672/vhost;UserName=...;Password=...   a RabbitMQ; amqps: TLS
 

@@ -1,4 +1,4 @@
-"""The parts of a connection string: names, values, and what several kinds of namespace share.
+"""Splits a connection string into its parts; checks those that several kinds of namespace share.
 
 No error text shows a value, because a key in the wrong place looks like any other part. An error
 names a part only if its name is known.
@@ -102,15 +102,15 @@ def host_and_port(endpoint: str) -> tuple[str, int | None]:
     try:
         address = urlsplit(endpoint)
         host, port = address.hostname, address.port
-    except ValueError:  # its text would show the endpoint, which may be a key by mistake
+    except ValueError:  # `from None`: its text shows the endpoint, perhaps a key
         raise InvalidArgumentError(
             "The `Endpoint` is not an address. Write it as scheme://host:port, with a port "
             "from 1 to 65535, and put ';' after it."
         ) from None
     if not host or "@" in address.netloc or address.path.strip("/") or address.query:
         raise InvalidArgumentError(
-            "The `Endpoint` must be scheme://host:port and nothing else. Put the key into "
-            "`SharedAccessKeyName` and `SharedAccessKey`."
+            "The `Endpoint` must be scheme://host:port and nothing else. Put a key into "
+            "`SharedAccessKeyName` and `SharedAccessKey`, and a path into `EntityPath`."
         )
     return host, port
 
@@ -147,14 +147,15 @@ def identity_of(parts: dict[str, str]) -> dict[str, Any]:
 
 
 def ledger_of(parts: dict[str, str]) -> Path | None:
-    """Return the folder in which clients count their operations; None: they do not count."""
+    """Return the folder for the ledgers of clients; None: clients do not count their operations."""
     folder = parts.get("ledger")
     if folder is None:
         return None
     if not folder.startswith("/"):
         raise InvalidArgumentError(
-            "`Ledger` of the connection string must be an absolute directory, because other "
-            "processes use it too. Write it as in Ledger=/var/lib/shop/contoso."
+            "`Ledger` of the connection string must be the absolute path of a directory, because "
+            "processes with other working directories use it too. Write it as in "
+            "Ledger=/var/lib/shop/contoso."
         )
     return Path(folder)
 

@@ -59,7 +59,7 @@ def service_bus_values(endpoint: str, parts: dict[str, str]) -> dict[str, Any]:
 
 
 def _entra(parts: dict[str, str]) -> bool:
-    """Return whether a Service Bus is used with an identity of Entra, not a key or token."""
+    """Return whether clients use a Microsoft Entra identity in place of a key or token."""
     how = parts.get("authentication", "").lower()
     has_key = "sharedaccesskey" in parts or "sharedaccesssignature" in parts
     if how not in ("", "entra"):

@@ -49,7 +49,7 @@ class ConnectionString:
     socket: Path | None = None  # in the file system, in place of host and port
     name: str = ""  # of the namespace; the paths of its backlog queues begin with it
     namespace_id: str = ""  # given when the namespace was created; empty: unknown
-    entity_path: str | None = None  # the entity that the key belongs to, if it is not the namespace
+    entity_path: str | None = None  # the only entity that the key gives access to; None: all
     key_name: str = ""
     key: str = field(default="", repr=False)
     token: str = field(default="", repr=False)  # in place of the key; cannot be renewed
@@ -58,7 +58,7 @@ class ConnectionString:
     tls_host_name: str | None = None  # the name in the certificate, if it is not the host
     uses_websockets: bool = False  # of a Service Bus: AMQP over a websocket
     custom_endpoint: str = ""  # of a Service Bus: host and port of a gateway in front of it
-    uses_entra: bool = False  # of a Service Bus: an identity of Entra in place of a key
+    uses_entra: bool = False  # of a Service Bus: a Microsoft Entra identity in place of a key
     ledger: Path | None = None  # of a Service Bus or RabbitMQ: where clients count operations
     hosts: Hosts = ()  # of a RabbitMQ: the nodes that are tried in turn
     virtual_host: str = DEFAULT_VIRTUAL_HOST  # of a RabbitMQ
@@ -98,8 +98,8 @@ class ConnectionString:
         directory = endpoint.partition("://")[2]
         if not directory.startswith("/") or directory == "/":
             raise InvalidArgumentError(
-                "The `Endpoint` of an embedded namespace must be an absolute directory. Write it "
-                "with three slashes, as in embedded:///var/lib/orders."
+                "The `Endpoint` of an embedded namespace must be the absolute path of a directory "
+                "other than /. Write it with three slashes, as in embedded:///var/lib/orders."
             )
         where = Path(directory)
         return cls(place=Place.EMBEDDED, directory=where, name=parts.get("name", where.name))
@@ -140,7 +140,7 @@ class ConnectionString:
     def address(self) -> str:
         """Where the namespace is: equal for two connection strings of one namespace.
 
-        A directory, host and port, or the path of a socket.
+        A directory, host and port, the path of a socket, or a RabbitMQ's hosts and virtual host.
         """
         if self.place is Place.EMBEDDED:
             assert self.directory is not None

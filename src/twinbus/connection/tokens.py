@@ -2,8 +2,8 @@
 
     SharedAccessSignature sr=<resource>&sig=<signature>&se=<expiry>&skn=<key name>
 
-The signature is the HMAC-SHA256, under the key, of the quoted resource, a newline and the expiry in
-seconds since 1970. Clients sign tokens; servers parse them and check the signature.
+The signature is the HMAC-SHA256, under the key, of the URL-encoded resource, a newline and the
+expiry in seconds since 1970. Clients sign tokens; servers parse them and check the signature.
 """
 
 import base64
@@ -23,7 +23,7 @@ _SCHEME = "SharedAccessSignature "
 class Token:
     """The values of a token; its signature and its expiry are not checked yet."""
 
-    resource: str  # as it was signed, quoted
+    resource: str  # as it was signed: URL-encoded
     path: str  # within the namespace; empty: the whole namespace
     key_name: str
     expires_s: int
@@ -68,8 +68,8 @@ class Token:
 def _path_in(resource: str) -> str:
     """Return the path that a token is for.
 
-    Some SDKs of Service Bus sign a token for the management node of an entity. Such a token is for
-    the entity.
+    Some SDKs of Service Bus sign a token for the management node of an entity. Such a token counts
+    as a token for the entity itself.
     """
     path = urlsplit(unquote_plus(resource)).path.strip("/")
     return path[: -len(_MANAGEMENT)] if path.lower().endswith(_MANAGEMENT) else path

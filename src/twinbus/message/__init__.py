@@ -1,14 +1,15 @@
 """Messages: `BrokeredMessage` for applications, and Arrow batches inside Twinbus.
 
-This package owns both views. `to_batch` and `to_messages` convert at the edges of Twinbus; between
-the edges messages stay in batches. A batch has the columns of MESSAGE_SCHEMA; a delivered batch has
-those of DELIVERY_SCHEMA, which adds the fields that the broker sets. The names below are the public
-names of the package; other packages import nothing from its modules.
+This package owns both views. `to_batch` and `to_messages` convert where applications pass messages
+in and get them. Inside Twinbus messages stay in batches; only a few messages at a time travel as
+rows (protocol/rows.py). A batch has the columns of MESSAGE_SCHEMA; a delivered batch has those of
+DELIVERY_SCHEMA, which adds the fields that the broker sets. The names below are the public names of
+the package; other packages import nothing from its modules.
 
 The size of a message is the sum of the values that the application set: body, texts (UTF-8), 8
-bytes per time, and for each property its name and value (numbers and times 8, bool 1, UUID 16). The
-sections of a message that came over AMQP count in addition, because native clients can set them,
-too.
+bytes per time, and for each property its name and value (number or time 8 bytes, bool 1, UUID 16).
+The sections of a message that came over AMQP count in addition, because native clients can set
+them, too.
 """
 
 from twinbus.message.brokered import (

@@ -1,7 +1,8 @@
 """`BrokeredMessage`: one message, as applications see it.
 
-A message is a value and is checked when it is constructed, so every message can be sent. A message
-without an id gets a random id; the ids are drawn in advance, many at a time.
+A message is a value. Its fields are checked when it is constructed, so that an error appears where
+the application made the message, and not at the send. A message without an id gets a random id; the
+ids are drawn in advance, many at a time.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def _new_id() -> str:
         return drawn[:_ID_DIGITS]
 
 
-register_at_fork(after_in_child=_spare_ids.clear)  # the parent uses the same spare ids
+register_at_fork(after_in_child=_spare_ids.clear)  # or both processes would use the same ids
 
 
 class MessageState(IntEnum):
@@ -76,7 +77,7 @@ class BrokeredMessage:
     to: str | None = None
     reply_to: str | None = None
     reply_to_session_id: str | None = None
-    partition_key: str | None = None  # equals session_id where both are set
+    partition_key: str | None = None  # must equal session_id if both are set
     time_to_live: timedelta | None = None  # None: the entity's default
     scheduled_enqueue_time_utc: datetime | None = None  # None: now
     application_properties: Mapping[str, PropertyValue] = field(default_factory=dict)

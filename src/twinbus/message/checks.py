@@ -102,13 +102,13 @@ def _check_properties(names: pa.Array, values: pa.Array, offsets: npt.NDArray[np
 
 
 def _check_names_differ(names: pa.Array, offsets: npt.NDArray[np.int32]) -> None:
-    """Refuse a message with two properties of the same name: it is undefined which one applies."""
+    """Refuse messages with two properties of one name: it is undefined which of them counts."""
     widths = np.diff(offsets)
     widest = int(widths.max())
     if widest < 2:
         return
     codes = names.dictionary_encode().indices.to_numpy().astype(np.int64)
-    if widest <= 8 and (widths == widest).all():  # as most batches are: compare column by column
+    if widest <= 8 and (widths == widest).all():  # true of most batches: compare by position
         table = codes.reshape(-1, widest)
         alike = any(
             (table[:, left] == table[:, right]).any()

@@ -1,7 +1,7 @@
-"""Messages as columns, and columns as messages: the conversions at the edges of Twinbus.
+"""Converts message objects to batches of columns, and batches to message objects.
 
-Between the edges messages stay in batches. Most columns of most batches are empty, so null columns
-are cached for small batches.
+Inside Twinbus messages stay in batches. Most columns of most batches are empty, so null columns are
+cached for small batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,7 +76,7 @@ def _of_a_wrong_type(messages: Sequence[BrokeredMessage], error: Exception) -> I
 
 
 def _column(at: int, values: Sequence[Any]) -> pa.Array:
-    """Return the column at a place of the schema; some of its values are set."""
+    """Return the column with this index in the schema; at least one of the values is not None."""
     kind = _COLUMN_TYPES[at]
     convert = to_us if kind == DURATION else moment_us if kind == TIMESTAMP else None
     if convert is not None:
@@ -159,7 +159,10 @@ def as_batch(messages: Sequence[BrokeredMessage] | pa.RecordBatch) -> pa.RecordB
 
 
 def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with exactly the columns of MESSAGE_SCHEMA; raise if it has others."""
+    """Return a batch with exactly the columns of MESSAGE_SCHEMA; drop any others.
+
+    Raise InvalidArgumentError if a column is missing or cannot be cast, or a body is null.
+    """
     try:
         if batch.column("body").null_count:
             raise InvalidArgumentError(
@@ -178,13 +181,14 @@ def conform(batch: pa.RecordBatch) -> pa.RecordBatch:
             )
     except (KeyError, pa.ArrowException) as error:
         raise InvalidArgumentError(
-            f"the batch does not have the columns of a message batch: {error}"
+            f"the batch does not have the columns of a message batch: {error}. Use the names and "
+            f"types of twinbus.message.MESSAGE_SCHEMA"
         ) from error
     return batch
 
 
 def columns_in_use(batch: pa.RecordBatch) -> Mapping[str, pa.Array]:
-    """Return the columns in which some message has a value: most are empty in most batches."""
+    """Return the columns in which some message has a value; the others are all null."""
     count = batch.num_rows
     return {
         name: column
@@ -204,5 +208,5 @@ def token_column(content: bytes) -> pa.Array:
 
 
 def column_of(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
-    """Return a numpy array as an Arrow column of a type of its width, without a copy."""
+    """Return a numpy array as an Arrow column, without a copy; both types have the same width."""
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], 0)

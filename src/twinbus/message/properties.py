@@ -33,10 +33,11 @@ _NO_PROPERTIES = (pa.nulls(0, pa.string()), pa.nulls(0, PROPERTIES_TYPE.item_typ
 
 
 def check_moment(name: str, moment: object) -> None:
-    """Refuse anything but an aware datetime that can be converted to UTC."""
+    """Raise unless a value is an aware datetime that can be converted to UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidArgumentError(
-            f"{name} must be a datetime with a time zone, such as datetime.now(UTC)"
+            f"{name} is {shown(moment)}; it must be a datetime with a time zone, such as "
+            "datetime.now(UTC)"
         )
     try:
         from_us(moment_us(moment))
@@ -47,7 +48,7 @@ def check_moment(name: str, moment: object) -> None:
 
 
 def property_child(name: str, value: object) -> str:
-    """Return the child of the property struct for this value; raise if it is not allowed."""
+    """Return the child of the property struct for a value; raise if name or value is invalid."""
     if type(name) is not str or not 0 < len(name) <= MAX_PROPERTY_NAME_CHARACTERS:
         raise InvalidArgumentError(
             f"the property name {shown(name)} must be text of 1 to "
@@ -116,7 +117,7 @@ def no_properties(count: int) -> pa.Array:
 
 
 def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Array:
-    """Return each message's properties as one column."""
+    """Return the properties of all messages as one column."""
     if not any(bags):
         return no_properties(len(bags))
     offsets = np.zeros(len(bags) + 1, np.int32)
@@ -144,7 +145,7 @@ def to_properties_column(bags: Sequence[Mapping[str, PropertyValue]]) -> pa.Arra
 
 
 def properties_of(column: pa.Array) -> list[Mapping[str, PropertyValue]]:
-    """Return each row's properties as a dict with the types they were sent with."""
+    """Return the properties of each row as a dict; values have the types that the sender used."""
     count = len(column)
     if not count:
         return []

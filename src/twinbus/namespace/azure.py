@@ -1,13 +1,14 @@
 """A namespace of Azure Service Bus, through its official SDK.
 
-The SDK blocks, so threads execute the commands: one crew for short commands, and one crew for
-receives and sessions that wait. A caller of `ask` that sends uses an open link in its own thread.
-The SDK's own retries are off: the caller retries under the retry policy of Twinbus. A link that may
-have become stale while it was idle is reopened once before its failure is reported.
+The SDK blocks, so threads execute the commands: one thread pool (crew) for short commands, and one
+for receives and sessions that wait. A caller of `ask` that sends uses an open link in its own
+thread. The SDK's own retries are off: the caller retries under the retry policy of Twinbus. A link
+that may have become stale while it was idle is reopened once before its failure is reported.
 
 Every message is sent with an id. A message without one gets an id derived from its origin, so that
-an entity with duplicate detection drops a repeated send. A message that is brought home also
-carries its origin in the property `x-twinbus-origin`, so that consumers can detect duplicates.
+an entity with duplicate detection drops a repeated send; without an origin, the id is random. A
+message that is brought home also carries its origin in the property `x-twinbus-origin`, so that
+consumers can detect duplicates.
 """
 
 import threading
@@ -100,9 +101,9 @@ class AzureNamespace(Closable):
         on_fork(self._begin)  # a forked process opens its own connections
 
     def _begin(self) -> None:
-        way_in = (self._connection, self._clock, self._credential)
-        self._client = open_client(*way_in)
-        self._administration = AzureAdministration(*way_in)
+        arguments = (self._connection, self._clock, self._credential)
+        self._client = open_client(*arguments)
+        self._administration = AzureAdministration(*arguments)
         self._workers = Crew("twinbus-azure", AZURE_WORKERS)
         self._waiters = Crew("twinbus-azure-waiting", AZURE_WAITERS)
         self._closers = Crew("twinbus-azure-closing", AZURE_WORKERS)
@@ -337,7 +338,10 @@ class AzureNamespace(Closable):
         session: c.SessionLock,
         use: Callable[[AzureLink], list[BrokeredMessage]],
     ) -> pa.RecordBatch:
-        """Receive on the link that has locked the session, under message locks; then settle."""
+        """Receive on the link that has locked the session.
+
+        That link always locks messages. For RECEIVE_AND_DELETE they are completed at once.
+        """
         found = delivery_batch(self._sessions.use(session, use))
         if job.command.mode is c.ReceiveMode.PEEK_LOCK or not found.num_rows:
             return found
@@ -493,7 +497,7 @@ def _check_path(command: c.Command[Any]) -> None:
 
 
 def _has_worked(failure: BaseException) -> bool:
-    """Return whether an open link has ended for a reason that a new link may not have."""
+    """Return whether an open link has ended, so that a receive can continue on a new link."""
     return mapped(failure).is_stale and isinstance(failure, AMQPException)
 
 

@@ -1,4 +1,4 @@
-"""Threads that execute the commands of a namespace whose SDK blocks.
+"""A thread pool that executes the commands of a namespace whose SDK blocks.
 
 A thread starts when there is work and no idle thread, up to a bound. It ends when it has been idle
 for a while. The threads are daemons: a receive that waits for hours must not keep the process from
@@ -46,7 +46,10 @@ class Crew:
             try:
                 work()
             except Exception:  # noqa: BLE001 - the thread continues with other work
-                _log.exception("A command for a Service Bus failed because of an internal error")
+                _log.exception(
+                    "A task for a Service Bus failed because of an internal error; a command may "
+                    "get no reply until its timeout. Report the error as a defect of Twinbus"
+                )
 
     def _next(self) -> Work | None:
         with self._changed:

@@ -3,8 +3,8 @@
 TABLE has one row per kind of failure, and `tests/interop/test_azure_errors.py` one test per row.
 `is_stale` says that an idle link may be the cause: the link is reopened once before the failure is
 reported. If an error has an AMQP condition, the condition decides, not the class of the exception.
-`is_silent` says that the service did not answer in time: its link may be dead and is closed. A
-timeout that the service itself reports has a condition, and its link stays in use.
+`is_silent` says that the service did not answer in time: the link may be dead and is closed. A
+timeout that the service itself reports has a condition, and the link stays in use.
 
 The kind of error decides who is at fault, whether a retry helps and whether it counts for failover:
 see errors.py and pairing/failures.py.
@@ -153,7 +153,7 @@ def _lost_connection(error: BaseException) -> bool:
 def condition_of(error: BaseException) -> str:
     """Return the AMQP condition of a failure; empty if it has none."""
     if isinstance(error, sdk.OperationTimeoutError) and error.__cause__ is not None:
-        error = error.__cause__  # the SDK raises another one, without its condition
+        error = error.__cause__  # the SDK wraps a timeout in an error without condition
     condition: Any = getattr(error, "_condition", None) or getattr(error, "condition", None)
     condition = getattr(condition, "value", condition)
     if isinstance(condition, bytes):
@@ -173,7 +173,7 @@ _ADVICE = (  # for texts of the SDK and the service that name no next step
 
 
 def to_messaging_error(error: BaseException, path: str) -> e.MessagingError:
-    """Return a failure of the SDK as an error of Twinbus; Twinbus's own errors are returned."""
+    """Return a failure of the SDK as an error of Twinbus; Twinbus's errors stay as they are."""
     if isinstance(error, e.MessagingError):
         return error
     kind, text = mapped(error).kind, _text_of(error)

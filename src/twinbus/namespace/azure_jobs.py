@@ -60,7 +60,7 @@ class AzureJob:
 
 
 class SendLanes:
-    """The sends that wait for an earlier send, by path. The caller has the namespace's lock."""
+    """The sends that wait for an earlier send, by path. Callers must hold the namespace's lock."""
 
     def __init__(self) -> None:
         self._lanes: dict[str, deque[AzureJob]] = {}

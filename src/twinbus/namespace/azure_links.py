@@ -176,8 +176,8 @@ class LinkPool:
     def discard_silent(self, link: AzureLink) -> None:
         """Close a link on which the service did not answer, and the idle links of its kind.
 
-        What silenced one connection has probably silenced the others, and each would cost a
-        timeout.
+        The cause, such as a firewall, probably affects those links, too: the next use of each would
+        time out.
         """
         with self._changed:
             self._drop_idle(link.key)

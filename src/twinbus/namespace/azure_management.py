@@ -1,6 +1,6 @@
 """Manages a Service Bus through its administration API; converts descriptions to those of the SDK.
 
-Service Bus and Twinbus use the same names for most settings; SETTINGS lists the others. The largest
+Service Bus and Twinbus use the same names for most settings; _RENAMED lists the others. The largest
 time span of Service Bus means unlimited. A queue and a topic cannot have the same path, so a path
 is looked up as a queue first.
 """
@@ -44,7 +44,8 @@ _STATUSES: Final = {
 _BY_STATUS: Final = {name: status for status, name in _STATUSES.items()}
 _NO_QUEUE: Final = (ResourceNotFoundError, AttributeError)  # AttributeError: it is a topic
 _OWN_FIELDS: Final = ("path", "topic_path", "name")
-_WITHOUT_DEFAULT: Final = ("enable_express", "support_ordering")  # not on every tier, nor entity
+# Sent only if they differ from the default: not every tier and kind of entity has them.
+_WITHOUT_DEFAULT: Final = ("enable_express", "support_ordering")
 _FIXED: Final = ("requires_session", "requires_duplicate_detection", "enable_partitioning")
 
 

@@ -1,8 +1,8 @@
 """Messages of the SDK as messages of Twinbus, for applications that use the SDK.
 
 Pairing and the backlog use the native fields. The SDK's message is kept as well and is sent to a
-Service Bus unchanged. Its AMQP sections are encoded only when they are needed: when the message is
-diverted.
+Service Bus unchanged. Its AMQP sections are encoded only when they are needed, for example when the
+message is diverted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +24,7 @@ from twinbus.servicebus.messages import PARTITION_KEY, SCHEDULED, read_message, 
 
 _PLAIN = (str, int, float, bool, bytes, UUID)
 _MOST_TTL_MS = 2**32 - 1  # unlimited
-_SAME_TYPES = (str, float, bool, UUID)  # both encode these alike; the SDK encodes ints shorter
+_SAME_TYPES = (str, float, bool, UUID)  # Twinbus encodes these as the SDK does; ints differ
 _NATIVE_ANNOTATIONS = (PARTITION_KEY, SCHEDULED)
 _NOT_NATIVE = (  # properties without a native field
     "user_id",
@@ -162,7 +162,7 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _properties(outgoing: Message) -> Iterator[tuple[str, PropertyValue]]:
-    """Yield the properties whose types Twinbus supports; the others stay in the sections."""
+    """Yield the properties whose types Twinbus supports; only `amqp` has the others."""
     for name, value in (outgoing.application_properties or {}).items():
         text = _text(name) or ""
         if type(value) in _PLAIN:

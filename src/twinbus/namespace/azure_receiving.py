@@ -76,7 +76,7 @@ _UPDATES = {  # the names of dispositions in management requests
 }
 _UNREADABLE = "TwinbusCannotRead"
 _LAST_MS = 253_402_300_799_999  # the latest time that a request can express
-_ANY_TIME_MS = 253_402_300_800_000  # makes the service list sessions regardless of their time
+_ANY_TIME_MS = 253_402_300_800_000  # the service then ignores when states were updated
 
 
 @dataclass(slots=True)
@@ -342,8 +342,9 @@ def settle(
             lost += _update(link, command, unknown, timeout_s)
     if lost:
         raise MessageLockLostError(
-            f"{command.path}: {len(lost)} of {len(tokens)} locks were lost; the service delivers "
-            "these messages again",
+            f"{command.path}: {len(lost)} of {len(tokens)} locks were lost: they expired, or the "
+            "messages were settled before. The service delivers unsettled messages again; receive "
+            "again",
             path=command.path,
             lock_tokens=tuple(lost[:SHOWN_LOST]),
         )

@@ -1,8 +1,8 @@
-"""The SDK of Azure Service Bus as Twinbus uses it; the only module that uses its private parts.
+"""The SDK of Azure Service Bus as Twinbus uses it, with most uses of the SDK's private parts.
 
 The SDK's own decoder loses types: text and bytes in application properties look alike, and times
-become ints. So this module keeps the bytes of each delivered message, and Twinbus decodes them. It
-also encodes the messages that it sends.
+become ints. So this module keeps the bytes of each delivered message, and Twinbus decodes them.
+Twinbus also encodes the messages that it sends.
 
 The SDK's retries are off (`retry_total=0`), and it starts no threads: the pool (azure_links.py)
 closes links that are idle. The tests in tests/interop/test_azure*.py run the private parts of the
@@ -110,7 +110,7 @@ def credential_of(
 
 
 def entra_credential(*, is_async: bool = False) -> Any:
-    """Return the identity of Entra that this process has, for blocking clients or for asyncio."""
+    """Return a credential for the Microsoft Entra identity of this process."""
     try:
         package = importlib.import_module("azure.identity.aio" if is_async else "azure.identity")
     except ImportError as error:
@@ -127,7 +127,7 @@ def host_of(connection: ConnectionString) -> str:
 
 
 def client_options(connection: ConnectionString) -> dict[str, Any]:
-    """Return how the SDK's client reaches a namespace: by which transport, gateway, authority."""
+    """Return options of the SDK's client: the transport, the gateway, the CA file."""
     way = TransportType.AmqpOverWebsocket if connection.uses_websockets else TransportType.Amqp
     options: dict[str, Any] = {"transport_type": way}
     if connection.ca_file is not None:
@@ -637,9 +637,9 @@ class Inlet:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise OperationTimeoutError(
-                        f"the service did not confirm a settlement within {timeout_s:g} s. If it "
-                        "did not carry it out, it delivers the messages again when their locks "
-                        "expire"
+                        f"the service did not confirm a settlement within {timeout_s:g} s, so the "
+                        "messages may or may not be settled. Receive again: the service delivers "
+                        "unsettled messages when their locks expire"
                     )
                 if self.wait(min(left, 1.0)):
                     self._connection.listen(wait=False)
@@ -651,7 +651,7 @@ class Inlet:
 
 
 def _has_unread(buffer: io.BytesIO) -> bool:
-    """Whether a buffer holds bytes behind those that were read."""
+    """Whether a buffer has bytes that were not read yet."""
     return buffer.tell() < buffer.getbuffer().nbytes
 
 

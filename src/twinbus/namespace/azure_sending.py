@@ -101,10 +101,11 @@ def outgoing(command: Send) -> list[BrokeredMessage]:
     """Return the messages of a send in the form for the service: each with an id."""
     origin, messages = command.origin, command.messages
     if not len(messages):
-        raise InvalidArgumentError("a send needs at least one message")
+        raise InvalidArgumentError("a send has no messages; give it at least one")
     if len(messages) > MAX_BATCH_MESSAGES:
         raise InvalidArgumentError(
-            f"a send has {len(messages)} messages; at most {MAX_BATCH_MESSAGES} are allowed"
+            f"a send has {len(messages)} messages; at most {MAX_BATCH_MESSAGES} are allowed. Split "
+            "it into several sends"
         )
     if isinstance(messages, pa.RecordBatch):
         batch = conform(messages)

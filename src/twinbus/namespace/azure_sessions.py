@@ -1,8 +1,8 @@
 """Sessions at Azure Service Bus: each locked session has a link of its own.
 
 The service locks a session for the link that accepted it, so the lock lasts as long as the link. A
-link that was lost means that the session is lost. The lock token is ours: it selects the link. The
-threads of the crews call this; a link's `turn` keeps two threads from using it at once.
+link that was lost means that the session is lost. Twinbus makes the lock token, to find the link.
+The threads of the crews call this; a link's `turn` keeps two threads from using it at once.
 """
 
 import time

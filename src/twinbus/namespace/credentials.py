@@ -18,7 +18,7 @@ class Credentials:
         self.renew_at = 0  # a time of the clock
 
     def token(self) -> str:
-        """Return a token that does not expire soon."""
+        """Return a new token, or the token of the connection string if it has no key."""
         connection = self._connection
         if not connection.key:
             self.renew_at = NEVER_US

@@ -53,7 +53,7 @@ class EmbeddedNamespace(Closable):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Everything."""
+        """Every capability."""
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":
@@ -78,7 +78,7 @@ class EmbeddedNamespace(Closable):
         return self._writer.flushes
 
     def snapshot(self) -> Snapshot:
-        """Return counts and sizes for metrics; costs no operation."""
+        """Return counts and sizes for metrics; not metered as an operation."""
         return self._writer.snapshot()
 
     def vitals(self) -> Vitals:
@@ -118,7 +118,7 @@ class EmbeddedNamespace(Closable):
         return self._writer.engine.settings.namespace.max_message_bytes
 
     def describe(self, path: str) -> EntityDescription | None:
-        """Return the description of an entity, or None; costs no operation."""
+        """Return the description of an entity, or None; not metered as an operation."""
         engine = self._writer.engine
         if engine.is_healing:
             return None

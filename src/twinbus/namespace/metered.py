@@ -2,12 +2,13 @@
 
 Azure Service Bus and RabbitMQ write no operations ledger. If their connection string has `Ledger=`,
 Twinbus wraps the namespace in a `MeteredNamespace`: every process that uses the connection string
-counts its own operations when they are answered, and writes them to that folder in the schema of a
-broker's ledger. `twinbus report` adds them up.
+counts its own operations when they are answered, and writes the counts to the folder that `Ledger=`
+names, in the schema of a broker's ledger. `twinbus report` adds them up.
 
 Any thread may call `ask`. A thread of the ledger writes once a minute, if something was counted;
 the rest is written when the namespace is closed or the process ends. An error of the ledger is
-logged and never reaches a caller. A process that is killed loses the counts since its last file.
+logged and never reaches a caller. A process that is killed loses the counts that it has not written
+yet.
 """
 
 import atexit
@@ -49,6 +50,10 @@ from twinbus.protocol.table import row_of
 
 R = TypeVar("R")
 _log = logging.getLogger("twinbus.client")
+_UNCOUNTED = (
+    "an operation could not be counted because of an internal error, so the ledger lacks it. The "
+    "operation itself is not affected; report the error as a defect of Twinbus"
+)
 
 
 class ClientLedger:
@@ -112,7 +117,7 @@ class ClientLedger:
             return
         for file in beyond_bound([self._ledger.files()], self._max_bytes):
             file.path.unlink(missing_ok=True)  # other processes write here, and delete, too
-            with suppress(OSError):  # other files of the day are left
+            with suppress(OSError):  # the folder of the day has other files
                 file.path.parent.rmdir()
 
     def _note_sick(self, error: Exception) -> None:
@@ -122,7 +127,7 @@ class ClientLedger:
         self._unwritten = self._unwritten[-CLIENT_LEDGER_BUCKETS:]
         if lost or not was_sick:
             _log.warning(
-                "The ledger of operations in %s cannot be written: %s. It is tried again every "
+                "The ledger of operations in %s cannot be written: %s. Twinbus tries again every "
                 "minute; check the folder's permissions and free space%s",
                 self._folder,
                 error,
@@ -194,7 +199,7 @@ class MeteredNamespace(Closable):
         try:
             self._ledger.count(_answered(command, reply))
         except Exception:  # noqa: BLE001 - the caller gets the reply even if counting fails
-            _log.exception("an operation could not be counted")
+            _log.exception(_UNCOUNTED)
 
     def _count_failure(self, command: Command[Any], error: BaseException) -> None:
         if not isinstance(error, MessagingError):
@@ -202,7 +207,7 @@ class MeteredNamespace(Closable):
         try:
             self._ledger.count(_refused(command, error))
         except Exception:  # noqa: BLE001 - as above
-            _log.exception("an operation could not be counted")
+            _log.exception(_UNCOUNTED)
 
     def close(self) -> None:
         """Close the namespace, then write the counts."""

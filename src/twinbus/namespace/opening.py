@@ -1,7 +1,7 @@
 """Opens the namespace of a connection string.
 
 Each implementation is imported when a namespace of its kind is first opened. A client of a server
-never loads the broker, and a program that only imports `twinbus` loads neither.
+never loads the broker, and a program that only imports `twinbus` loads no implementation.
 """
 
 from pathlib import Path

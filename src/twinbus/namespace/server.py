@@ -42,7 +42,7 @@ class ServerNamespace(Closable):
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Everything."""
+        """Every capability."""
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":

@@ -55,7 +55,7 @@ class _Caller(BlockingRequest):
     __slots__ = ()
 
     def pass_lead(self) -> None:
-        """Wake the caller, because nobody reads any more."""
+        """Wake the caller; if it has no reply, it tries to take the lead."""
         try:  # noqa: SIM105 - runs once per reply, and `suppress` would double its time
             self._answered.release()
         except RuntimeError:
@@ -185,7 +185,7 @@ class ServerLink:
             self._followers.remove(caller)
         if not caller.done:
             self._tick()
-            self._wake()  # the leader's reply may have arrived as well
+            self._wake()  # the tick may have answered the request of the leader, too
 
     def _serve(self) -> None:
         """Lead for submitted commands, whose callers do not wait. The link's thread runs this."""
@@ -342,7 +342,7 @@ class ServerLink:
         try:
             sent = connected.send(content)
         except (*_NOT_READY, OSError):
-            return False  # the general way handles the error
+            return False  # the caller sends again and handles the error
         if sent < len(content):
             self._unsent.append(memoryview(content)[sent:])
             self._wake()  # the leader must wait until the socket is writable

@@ -1,4 +1,4 @@
-"""Opens sockets to a Twinbus server: TCP or a socket of the file system, with TLS if it is set.
+"""Opens sockets to a Twinbus server: TCP, with TLS if the connection string asks for it, or Unix.
 
 Only the thread that leads a link (server_link.py) calls this, and it may block until the deadline.
 All addresses of a host share that time, because each of them may be silent. The resolver of the
@@ -75,7 +75,7 @@ def _connected(family: int, where: Any, timeout_s: float) -> socket.socket:
 
 
 def _addresses(host: str, port: int, deadline: int) -> list[tuple[int, Any]]:
-    """Return family and address of a host, as often as it has one; raise at the deadline."""
+    """Return all addresses of a host, each with its family; raise at the deadline."""
     try:
         return _resolved(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:

@@ -1,7 +1,7 @@
 """Shares an embedded namespace among the factories and managers of a process.
 
 A directory has one writer, so a process opens it once. Each user has a `SharedNamespace`; closing
-it withdraws only the receives of this user.
+it withdraws the receives of this user, and the last user closes the namespace.
 """
 
 import threading
@@ -53,7 +53,7 @@ class SharedNamespace:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Everything."""
+        """Every capability."""
         return EVERY_CAPABILITY
 
     def submit(self, command: Command[R]) -> "Future[R]":

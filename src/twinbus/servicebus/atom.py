@@ -119,7 +119,8 @@ def read_description(document: bytes) -> Element:
         root: Any = fromstring(document, forbid_dtd=True)
     except DefusedXmlException:
         raise InvalidArgumentError(
-            "the document declares a type or entities, which are not accepted; send plain XML"
+            "the document declares a type or entities, which are not accepted; send XML without "
+            "a DOCTYPE"
         ) from None
     except (ParseError, ValueError, LookupError) as error:
         raise InvalidArgumentError(f"the body is not an XML document: {error}") from None
@@ -155,7 +156,9 @@ def children_of(parent: Element) -> Iterator[tuple[str, Element]]:
     for child in parent:
         name = name_of(child)
         if name in seen:
-            raise InvalidArgumentError(f"{name_of(parent)} has the element {_shown(name)} twice")
+            raise InvalidArgumentError(
+                f"{name_of(parent)} has the element {_shown(name)} twice; remove one"
+            )
         seen.add(name)
         yield name, child
 

@@ -4,8 +4,9 @@ The driver (server/amqp.py, or a simulation) passes in the bytes that it has rea
 requests that `take_requests` returns, passes in their replies with `answer`, writes the bytes that
 `amqp.take_outgoing` returns, and calls `tick` periodically.
 
-A client shows tokens to `$cbs`. They decide which links it may attach and which requests it may
-make; they are checked at each request. The address of a link selects its purpose:
+A client sends tokens to `$cbs`. The tokens decide which links the client may attach and which
+requests it may make. They are checked again at each request and at each `tick`. The address of a
+link selects its purpose:
 
     $cbs                      tokens (nodes.py)
     <entity>/$management      operations (management.py)
@@ -62,6 +63,7 @@ from twinbus.limits import (
     MAX_TOKEN_ANSWERS,
     MAX_TOKEN_MESSAGE_BYTES,
     MAX_WAIT,
+    SECOND_US,
     SERVICE_BUS_ACCEPT_WAIT,
     SERVICE_BUS_FETCH_BYTES,
     SERVICE_BUS_IDLE_US,
@@ -81,7 +83,7 @@ from twinbus.servicebus.work import Deliver, LinkRequest, ServiceBusGuard, Work
 
 _CBS_NAMES: Final = ("status-code", "status-description", "error-condition")
 _SESSION_FILTER: Final = f"{MICROSOFT}session-filter"
-_STRANGER: Final = PeerBounds(
+_STRANGER: Final = PeerBounds(  # of a connection without a valid token
     max_sessions=STRANGER_AMQP_SESSIONS,
     max_links=STRANGER_AMQP_LINKS,
     max_kept_bytes=STRANGER_AMQP_BYTES,
@@ -119,7 +121,7 @@ class ServiceBusConversation:
             bounds=_STRANGER,
             rejects_too_large=True,  # SDKs treat a link that ends as a lost connection
         )
-        sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens come later
+        sasl = SaslServer((MSSBCBS, ANONYMOUS, EXTERNAL), lambda _: True)  # tokens decide later
         self.amqp = AmqpConnection(options, now, sasl=sasl)
         self._work = Work(guard, deliver, now, self.amqp, self._admitted)
         self._began_at = now
@@ -164,13 +166,13 @@ class ServiceBusConversation:
 
     @property
     def must_be_counted(self) -> bool:
-        """Whether so many bytes are unread, expected or unanswered that they must be counted."""
+        """Whether the driver must count the bytes of replies or requests under the client's key."""
         work = self._work
         return work.reply_bytes >= COUNTED_STEP_BYTES or work.request_bytes >= COUNTED_STEP_BYTES
 
     @property
     def reply_bytes(self) -> int:
-        """How many bytes of replies are unread or expected."""
+        """How many bytes of replies are unread or expected, or wait at links."""
         return self._work.reply_bytes
 
     @property
@@ -231,13 +233,14 @@ class ServiceBusConversation:
         self._take(self.amqp.tick(now))
 
     def _end_stranger(self, now: int) -> None:
-        """End a connection that has shown no token in time, or for which there is no room."""
+        """End a connection without a valid token in time, or for which the server has no room."""
         try:
             self._work.enter()
         except MessagingError as error:
             self.amqp.close(now, condition_of(error))
         if not self._work.is_admitted:
-            text = "the connection has not shown a token in time; send one to $cbs"
+            limit_s = AUTHENTICATION_US // SECOND_US
+            text = f"no valid token arrived within {limit_s} s; send one to $cbs"
             self.amqp.close(now, _refused(Condition.UNAUTHORIZED_ACCESS, text))
 
     # -- events --------------------------------------------------------------------------------
@@ -412,9 +415,9 @@ class ServiceBusConversation:
         needs = getattr(description, "requires_session", False) and not is_dead_letter
         if needs != (_SESSION_FILTER in filters):
             raise InvalidOperationError(
-                f"{path} requires sessions; attach with a session filter"
+                f"{path} requires sessions; accept a session (attach with a session filter)"
                 if needs
-                else f"{path} has no sessions; attach without a session filter",
+                else f"{path} has no sessions; receive without a session filter",
                 path=path,
             )
         if needs:

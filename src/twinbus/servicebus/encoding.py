@@ -3,9 +3,9 @@
 While the native fields match the fingerprint, the sections of the sender are written as they are,
 with the header and the annotations of the broker. Otherwise the sections are made from the fields.
 
-Nearly every delivery is *plain*: active, locked, and without annotations of its sender. It takes a
-short way, which writes its sections without decoding or building any. The short way returns None
-for all other messages. `tests/unit/test_short_messages.py` compares the bytes of both ways.
+Nearly every delivery is *plain*: active, locked, and without annotations of its sender. A fast path
+writes the sections of a plain delivery without decoding or building any of them. It returns None
+for all other messages. `tests/unit/test_short_messages.py` compares the bytes of both paths.
 """
 
 from dataclasses import replace
@@ -54,7 +54,7 @@ def write_message(
 ) -> list[Buffer]:
     """Return a delivered message in pieces, with the broker's annotations.
 
-    Without `is_locked` they do not mention the lock: the message is deleted when it is written.
+    Without `is_locked`, the annotations contain no lock, because the receiver does not settle.
     Raise a MessagingError if AMQP cannot express the message.
     """
     try:
@@ -68,7 +68,7 @@ def write_message(
 
 
 def _write_any(message: BrokeredMessage, *, is_browsed: bool, is_locked: bool) -> list[Buffer]:
-    """Write any message: the long way."""
+    """Write any message: the general path."""
     kind, sent = _sections_of(message)
     header = sent.header or Header(ttl=_ttl(message))
     pieces: list[Buffer] = [
@@ -88,7 +88,7 @@ def _write_any(message: BrokeredMessage, *, is_browsed: bool, is_locked: bool) -
     return pieces
 
 
-# -- the short way ---------------------------------------------------------------------------------
+# -- the fast path ---------------------------------------------------------------------------------
 
 _SEQUENCE: Final = write_symbol("x-opt-sequence-number")
 _ENQUEUED: Final = write_symbol("x-opt-enqueued-time")
@@ -115,7 +115,7 @@ _UNSET: Final = (None,) * 9
 
 
 def _write_plain(message: BrokeredMessage) -> list[Buffer] | None:
-    """Write a plain delivery; None if the message needs the long way."""
+    """Write a plain delivery; None if the delivery is not plain."""
     token, until = message.lock_token, message.locked_until_utc
     number, enqueued = message.sequence_number, message.enqueued_time_utc
     if (
@@ -156,7 +156,7 @@ def _write_plain(message: BrokeredMessage) -> list[Buffer] | None:
 
 
 def _plain_sections(message: BrokeredMessage) -> tuple[bytes | None, bytes, bytes, bytes] | None:
-    """Return header, properties, application properties and footer; None for other messages."""
+    """Return header, properties, application properties and footer; None if it is not plain."""
     stored = message.amqp
     if stored is None:
         if message.application_properties or _FIELDS_BESIDE_ID(message) != _UNSET:
@@ -193,7 +193,7 @@ def _header(sent: bytes | None, ttl: int | None, delivery_count: int) -> bytes:
     return replace(header, delivery_count=delivery_count).encode()
 
 
-# -- the long way ----------------------------------------------------------------------------------
+# -- the general path ------------------------------------------------------------------------------
 
 
 def _sections_of(
@@ -258,9 +258,10 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
 
 
 def _content_type(message: BrokeredMessage, *, is_exact: bool) -> str | None:
-    """Return the content type in ASCII, because AMQP has no other; `is_exact` leaves it as it is.
+    """Return the content type in ASCII, because it is a symbol; `is_exact` leaves it as it is.
 
-    A delivery must not fail because of it: its receiver would get the same message again and again.
+    A delivery must not fail because of its content type: the broker would deliver the message again
+    and again.
     """
     if message.content_type is None or is_exact:
         return message.content_type

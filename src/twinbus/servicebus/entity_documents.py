@@ -1,8 +1,9 @@
 """Queues, topics and subscriptions as the administration API describes them.
 
-The tables map elements to settings. Elements that only replies have, and elements whose value is
-fixed in this broker, are known by name and ignored in requests. An update replaces all settings: a
-setting that it leaves out gets its default, except for settings that are fixed at creation.
+The tables map elements to settings. Elements that only replies have are ignored in requests. An
+element whose value is fixed in this broker is refused in a request if it has another value. An
+update replaces all settings: a setting that it leaves out gets its default, except for settings
+that are fixed at creation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,14 +76,14 @@ def _status(name: str, text: str) -> EntityStatus:
     )
 
 
-def _target(_: str, text: str) -> str:
+def _target(name: str, text: str) -> str:
     """Return the path of an entity from its path or its address."""
     text = text.strip()
     try:
         path = urlsplit(text).path if "://" in text else text
     except ValueError:
         raise InvalidArgumentError(
-            f"{shown(text)} is not the path or the address of an entity"
+            f"{name} is {shown(text)}; it must be the path or the address of an entity"
         ) from None
     return (unquote(path) if "://" in text else path).strip("/")
 
@@ -214,7 +215,7 @@ def read_entity(
 def read_setting(
     kind: type[EntityDescription], name: str, text: str, max_message_bytes: int
 ) -> dict[str, Any]:
-    """Return the setting of an element; nothing if the element is empty or is ignored."""
+    """Return the setting of an element by its name; no entry if it is empty or no setting."""
     if name not in _ELEMENTS[kind.__name__][1]:
         raise InvalidArgumentError(f"a {kind.__name__} has no setting {shown(name)}; remove it")
     if text and name in _SETTINGS:

@@ -21,7 +21,7 @@ _IGNORED: Final = (
 
 
 def read_keys(found: Element, new_secret: Callable[[], str]) -> list[SharedAccessKey]:
-    """Return the keys of a request, still without a path; missing secrets are created."""
+    """Return the keys of a request, which have no path yet; create missing secrets."""
     keys = [_read_key(rule, new_secret) for rule in found]
     if len(keys) > MAX_AUTHORIZATION_RULES:
         raise InvalidArgumentError(
@@ -50,7 +50,9 @@ def _read_key(found: Element, new_secret: Callable[[], str]) -> SharedAccessKey:
         elif name == "Rights":
             claims = [_claim(right) for right in child]
         elif name not in _IGNORED:
-            raise InvalidArgumentError(f"an AuthorizationRule has no element {shown(name)}")
+            raise InvalidArgumentError(
+                f"an AuthorizationRule has no element {shown(name)}; remove it"
+            )
     return SharedAccessKey(
         name=values["KeyName"],
         claims=tuple(claims),

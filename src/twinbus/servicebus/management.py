@@ -1,7 +1,7 @@
 """Operations on an entity by request and answer: `<entity>/$management`.
 
 The table OPERATIONS lists the operations. Each operation turns a request into a command, and the
-reply of the broker into an answer. Lock tokens are plain UUIDs here.
+reply of the broker into an answer. Lock tokens are UUIDs here; in delivery tags they are bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,10 @@ class ManagementNode(RequestNode):
         operation = OPERATIONS.get(request.operation.removeprefix(MICROSOFT))
         try:
             if operation is None:
-                raise InvalidOperationError(f"there is no operation {request.operation!r:.60}")
+                raise InvalidOperationError(
+                    f"{MANAGEMENT[1:]} has no operation {request.operation!r:.60}; it has "
+                    f"{', '.join(OPERATIONS)}"
+                )
             values = request.body if isinstance(request.body, Mapping) else {}
             body = _RequestBody(values, self.largest_answer(request))
             command = operation.command(self, body)
@@ -107,11 +110,12 @@ class ManagementNode(RequestNode):
         return None if name is None else self.locked_session(name)
 
     def locked_session(self, name: str, *, is_renewed: bool = False) -> c.SessionLock:
-        """Return the lock on a session that this connection has locked and may be renewing."""
+        """Return this connection's lock on a session; `is_renewed`: the client renews it now."""
         link = self._link_of_session(self.path, name)
         if link is None or link.session is None:
             raise SessionLockLostError(
-                f"this connection has not locked session {name!r:.60} of {self.path}; accept it",
+                f"this connection has not locked session {name!r:.60} of {self.path}; accept "
+                "the session first",
                 path=self.path,
                 session_id=name,
             )
@@ -154,7 +158,10 @@ class _RequestBody:
         return list(items)
 
     def moment(self, name: str) -> datetime | None:
-        """Return a time; None if it is missing or after all years, the first time if before."""
+        """Return a time; None if it is missing or after the year 9999.
+
+        Times before the year 1 become the first time of datetime.
+        """
         ms = self.get(name, int)
         found = moment_of(ms)
         return _FIRST_TIME if found is None and ms is not None and ms < 0 else found
@@ -172,7 +179,8 @@ class ManagementOperation:
     command: CommandMaker
     answer: AnswerMaker = lambda _, __: Answer(body={})
     claim: Claim | None = None  # the claim that SDKs need; None: the claim of the command
-    before_answer: FollowUpMaker = lambda _, __, ___: None  # a second command, if it has one
+    # A second command, which must succeed before the answer is sent; None: there is none.
+    before_answer: FollowUpMaker = lambda _, __, ___: None
 
 
 # -- messages ----------------------------------------------------------------------------------
@@ -233,7 +241,7 @@ def _receive(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 
 def _deletes(body: _RequestBody) -> bool:
-    """Return whether received messages are deleted, which happens if the answer fits the link."""
+    """Return whether the client wants messages deleted; they are if the answer fits its link."""
     return bool(body.get("receiver-settle-mode", int) == 0)
 
 
@@ -313,7 +321,7 @@ def _set_state(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
 
 def _list_sessions(node: ManagementNode, body: _RequestBody) -> c.Command[Any]:
     skip, top = max(body.get("skip", int) or 0, 0), max(body.need("top", int), 1)
-    # A time after all years means: sessions of any time.
+    # Without a time, or with one after the year 9999, sessions of any time are listed.
     after = body.moment("last-updated-time")
     return c.ListSessions(node.path, skip, min(top, MAX_LISTED_SESSIONS), after)
 

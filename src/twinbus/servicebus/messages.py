@@ -102,7 +102,7 @@ def read_messages(payload: Buffer, message_format: int) -> list[BrokeredMessage]
 def _read_plain(payload: Buffer) -> BrokeredMessage | None:
     """Return a message that has only an id and one data section; None if it has anything else.
 
-    This is the short way of `read_message`: the simplest message of an SDK is such a message.
+    This is the fast path of `read_message`: the simplest message that an SDK sends is of this form.
     """
     try:
         if payload[:4] != _SHORT_PROPERTIES or payload[6] != _SHORT_TEXT or not payload[7]:
@@ -124,7 +124,7 @@ def _read_plain(payload: Buffer) -> BrokeredMessage | None:
         message_id = str(payload[8:id_end], "utf-8")
     except (IndexError, struct.error, UnicodeDecodeError):
         return None
-    # As `fingerprint` returns for a message with no other field.
+    # The same hash as `fingerprint` returns for a message with no other field.
     known = xxhash.xxh3_64_digest(_encode([message_id]))
     return BrokeredMessage(
         body=bytes(payload[begin:]),
@@ -218,7 +218,7 @@ def _life(header: Header | None) -> timedelta | None:
 
 
 def moment_of(ms: Any) -> datetime | None:
-    """Return a timestamp; None if it is outside of the range of datetime."""
+    """Return a timestamp as a datetime; None if it is no number or beyond the range of datetime."""
     if not isinstance(ms, int):
         return None
     try:
@@ -323,9 +323,9 @@ _NATIVE_TYPES: Final = (str, int, float, bool, bytes, UUID, Timestamp, Described
 def read_delivered(payload: Buffer, *, is_dead: bool = False) -> BrokeredMessage:
     """Return a delivered message with the values that the broker added, except its lock token.
 
-    `is_dead` says that the message comes from a dead-letter queue: the reason and the description
-    are then not returned as application properties. Nor are those of a dead letter that was
-    forwarded to another queue; it has an annotation with the queue that dead-lettered it.
+    `is_dead` says that the message comes from a dead-letter queue. Then the reason and the
+    description are returned as fields, and not as application properties. The same applies to a
+    dead letter that was forwarded to another queue: an annotation names its source.
     """
     delivered = AmqpMessage(payload)
     annotations = delivered.message_annotations or {}
@@ -365,7 +365,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _state_of(value: Any) -> MessageState:
-    """Return a state; a sender may have written anything there, which the broker passes on."""
+    """Return a state; ACTIVE for any other value, which a sender may have written there."""
     return MessageState(value) if value in _STATES else MessageState.ACTIVE
 
 

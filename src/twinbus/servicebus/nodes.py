@@ -71,7 +71,8 @@ class Answers:
         self.waiting_bytes += len(message)
         self.pump()
         unread = self.waiting_bytes + self.link.session.connection.unread_bytes
-        # work.py defers requests with large answers, so a client that gives credit stays below.
+        # work.py defers requests with large answers, so a client that gives credit stays below the
+        # bound.
         if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > self.node.max_waiting:
             error = QuotaExceededError(
                 f"the client has not taken {len(self.waiting)} answers with {self.waiting_bytes} "
@@ -138,7 +139,10 @@ class RequestNode:
             properties = message.properties or Properties()
             operation = properties_given.get("operation")
             if not isinstance(operation, str):
-                raise InvalidArgumentError("a request needs the property `operation`, as text")
+                raise InvalidArgumentError(
+                    f"the application property `operation` of a request is a "
+                    f"{type(operation).__name__}; set it to the name of an operation, as text"
+                )
             message_id = properties.message_id
             if isinstance(message_id, str | bytes) and len(message_id) > MAX_ID_CHARACTERS:
                 raise InvalidArgumentError(
@@ -162,7 +166,10 @@ class RequestNode:
             link.grant(_REQUEST_CREDIT)
 
     def answer(self, request: NodeRequest, answer: Answer) -> bool:
-        """Send an answer on the client's link; return false if the link cannot take it."""
+        """Send an answer; return false if there is no link, or the answer is too large.
+
+        An error is sent instead of an answer that is too large.
+        """
         answers = self._answers_to(request)
         if answers is None:
             return False

@@ -1,15 +1,17 @@
 """A link on which a client receives messages.
 
-The client's credit becomes receives that wait at the queue. A reply is delivered as far as the link
-and its session have room. The rest waits here, and no further receive starts until it is delivered.
-It counts under the key of the client, and is released at once if the key has no room for it.
-When the link ends, messages that wait here are released. Delivered messages stay locked until their
-lock expires, because SDKs may settle them on another link.
+While the client gives credit, the link submits receives that wait at the queue. It delivers the
+messages of a reply as far as the link and its session have room. The other messages wait here, and
+no further receive starts until they are delivered. Their bytes count under the key of the client;
+if the key has no room for them, the link releases them at once. When the link ends, messages that
+wait here are released. Delivered messages stay locked until their lock expires, because SDKs may
+settle them on another link.
 
-In the mode receive-and-delete the broker locks messages as well. The link deletes those that it can
-write at once, and releases the others. When they are deleted, it writes them, even if the client
-has lowered its credit meanwhile. So no message is deleted that the client cannot get, because it
-took its credit back or accepts only smaller messages, and none is delivered twice.
+In the mode receive-and-delete the broker locks messages as well. The link lets the broker delete
+the messages that it can write at once, and releases the others. When the broker has deleted them,
+the link writes them, even if the client has lowered its credit meanwhile. So a message is not
+deleted if the client has no credit for it or accepts only smaller messages, and no message is
+delivered twice.
 
 A link with a session ends when the lock of the session expires. The broker refuses a receive that
 waits at that moment. For an idle link `check_session` measures the time and asks the broker when
@@ -97,7 +99,7 @@ class Receiving:
         self._ready_bytes = 0  # their size, as the connection counts it; 0: not counted
         self._is_ended = False
         self._error: MessagingError | None = None  # ends the link when all deleted are written
-        self._has_looked = False  # an immediate receive was made since the client began to drain
+        self._has_looked = False  # whether the current drain has made a receive that does not wait
 
     # -- delivering ----------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class Receiving:
         asked = self._asked
         if asked is not None and (
             self._link.credit < asked.command.max_messages
-            # It may wait for long; the pump asks again without waiting.
+            # The receive may wait for long; pump() submits another one that does not wait.
             or (given.is_draining and not self._has_looked)
         ):
             self._drop_asked()
@@ -139,12 +141,12 @@ class Receiving:
             self._ask(MAX_WAIT)
 
     def _release_ready(self) -> None:
-        """Release messages for which the client withdrew its credit, so that others get them."""
+        """Release messages if the client withdrew its credit, so that other receivers get them."""
         if self._ready and self._link.credit <= 0:
             self._give_up_ready()
 
     def _keep_ready(self) -> None:
-        """Count the messages that wait here under the key; release them if it has no room."""
+        """Count the bytes of messages that wait here; release them if the key has no room."""
         size = sum([message.size for message in self._ready])
         if self._work.may_keep(size):
             self._count_ready(size)
@@ -191,7 +193,7 @@ class Receiving:
     def _take_deleted(
         self, messages: list[BrokeredMessage], contents: list[list[Buffer]], value: Any
     ) -> None:
-        """Write messages that the broker has deleted; end the link if it has not."""
+        """Write the messages that the broker has deleted; end the link if one is not deleted."""
         self._is_deleting = False
         lost: Any = ()
         if isinstance(value, MessagingError):
@@ -252,9 +254,10 @@ class Receiving:
             self.stop(error)
 
     def _written(self, message: BrokeredMessage, *, is_locked: bool) -> list[Buffer] | None:
-        """Return a delivery in pieces; set the message aside if AMQP cannot express it.
+        """Return a delivery in pieces; None if AMQP cannot express the message.
 
-        It would otherwise end the link of every receiver. A dead letter is deferred instead.
+        Such a message would end the link of every receiver. It is therefore dead-lettered, or
+        deferred if it is a dead letter already.
         """
         try:
             return write_message(message, is_locked=is_locked)
@@ -317,7 +320,7 @@ class Receiving:
         """Ask whether the session is still locked, if its lock should have expired by now."""
         if self.session is None or self._is_ended or self._work.now < self._session_expires_at:
             return
-        self.note_renewal()  # whatever the answer is, it holds for a while
+        self.note_renewal()  # so the next check comes after another lock duration
         if self._asked is None:
             self._work.ask(self.path, GetSessionState(self.path, self.session), self._take_check)
 

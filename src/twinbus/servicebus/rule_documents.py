@@ -63,7 +63,7 @@ def read_rule(found: Element, name: str = DEFAULT_RULE) -> RuleDescription:
         elif part == "Name":
             name = child.text or name
         elif part != "CreatedAt":
-            raise InvalidArgumentError(f"a rule has no element {shown(part)}")
+            raise InvalidArgumentError(f"a rule has no element {shown(part)}; remove it")
     return RuleDescription(name, chosen, action)
 
 
@@ -97,7 +97,9 @@ def _read_sql(found: Element) -> tuple[str, Mapping[str, Any]]:
     expression, parameters = "", {}
     for part, child in children_of(found):
         if part not in _SQL_PARTS:
-            raise InvalidArgumentError(f"a SQL filter or action has no element {shown(part)}")
+            raise InvalidArgumentError(
+                f"a SQL filter or action has no element {shown(part)}; remove it"
+            )
         if part == "SqlExpression":
             expression = child.text or ""
         elif part == "Parameters":
@@ -111,7 +113,9 @@ def _read_correlation(found: Element) -> CorrelationFilter:
         if part == "Properties":
             fields["properties"] = _read_values(child)
         elif part not in CORRELATION_FIELDS:
-            raise InvalidArgumentError(f"a CorrelationFilter has no element {shown(part)}")
+            raise InvalidArgumentError(
+                f"a CorrelationFilter has no element {shown(part)}; remove it"
+            )
         elif child.text is not None:
             fields[CORRELATION_FIELDS[part]] = child.text
     return CorrelationFilter(**fields)

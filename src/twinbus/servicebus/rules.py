@@ -70,7 +70,10 @@ def _read_filter(description: Mapping[Any, Any]) -> RuleFilter:
         properties = _part(correlation, "properties") or {}
         fields = {field: _text(correlation, name) for name, field in _CORRELATED.items()}
         return CorrelationFilter(**fields, properties=_read_properties(properties))
-    raise InvalidArgumentError("a rule-description needs a sql-filter or a correlation-filter")
+    found = "neither a sql-filter nor" if sql is None else "both a sql-filter and"
+    raise InvalidArgumentError(
+        f"a rule-description has {found} a correlation-filter; it must have exactly one of them"
+    )
 
 
 def _read_properties(properties: Mapping[Any, Any]) -> dict[str, Any]:
@@ -102,7 +105,7 @@ def _text(part: Mapping[Any, Any], name: str) -> str | None:
 def _expression(part: Mapping[Any, Any]) -> str:
     expression = _text(part, "expression")
     if expression is None:
-        raise InvalidArgumentError("a SQL filter or action needs an expression")
+        raise InvalidArgumentError("a SQL filter or action has no expression; add `expression`")
     return expression
 
 

@@ -54,4 +54,4 @@ class Sending:
         self._link.detach(condition_of(error))
 
     def end(self) -> None:
-        """Unregister the link; sends in progress continue."""
+        """Do nothing: sends in progress continue when the link has ended."""

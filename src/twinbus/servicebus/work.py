@@ -1,7 +1,8 @@
 """What the parts of a Service Bus conversation share: requests to the broker, and access rights.
 
-A part submits a command with a function for its reply. The driver submits the request, and calls
-this function (`then`) in its own thread when the reply is there: with the value, or with the error.
+A part passes a command to `Work.ask` with a function `then` for its reply. The driver submits the
+request to the broker. When the reply arrives, it calls `answer` of the conversation in its own
+thread, which calls `then` with the value or with the error.
 """
 
 from collections import deque
@@ -71,7 +72,7 @@ class LinkRequest(Request):
         row = row_of(command)
         self._deliver = deliver
         self.path = path  # of the entity; selects the token
-        self.claim: Claim | None = None  # None: the one that the command needs through other doors
+        self.claim: Claim | None = None  # None: the claim that a native client needs
         self.then = then
         self.read_at = now
         self.size = size_of(command)
@@ -100,7 +101,7 @@ class ServiceBusGuard(Protocol):
         ...
 
     def enter(self, admission: Admission) -> None:
-        """Admit the connection; raise ServerBusyError if there are too many."""
+        """Admit the connection; raise ServerBusyError if the server has too many clients."""
         ...
 
     def refused(self, admission: Admission | None, error: MessagingError) -> None:
@@ -108,11 +109,17 @@ class ServiceBusGuard(Protocol):
         ...
 
     def has_reply_room(self, used: int, more: int) -> bool:
-        """Return whether more bytes of replies fit beside the used ones of this connection."""
+        """Return whether the client's key has room for more bytes of replies.
+
+        `used` is how many bytes of them this connection has already.
+        """
         ...
 
     def has_request_room(self, used: int) -> bool:
-        """Return whether more requests fit beside the unanswered bytes of this connection."""
+        """Return whether the client's key has room for more requests.
+
+        `used` is how many bytes of unanswered requests this connection has.
+        """
         ...
 
     def describe(self, path: str) -> EntityDescription | None:
@@ -121,7 +128,7 @@ class ServiceBusGuard(Protocol):
 
 
 class Work:
-    """The requests of a connection, and the tokens that it has shown."""
+    """The requests of a connection, and the tokens that its client has sent."""
 
     def __init__(
         self,
@@ -133,8 +140,8 @@ class Work:
     ) -> None:
         self._guard = guard
         self._on_admitted = on_admitted  # called when the connection counts as a client
-        self.is_admitted = False  # the connection has shown a valid token, and counts as a client
-        self._newest: Admission | None = None  # of the token that was shown last
+        self.is_admitted = False  # the client has sent a valid token, and the server has room
+        self._newest: Admission | None = None  # of the token that was sent last
         self._amqp = amqp
         self._deliver = deliver
         self._admissions: dict[str, Admission] = {}  # by the path of the token
@@ -147,14 +154,14 @@ class Work:
         self._open_bytes = 0  # size of the messages in unanswered requests
         self._waiting = 0  # number of unanswered requests that may wait at a queue
         self.kept_bytes = 0  # of messages that wait at links until the client can get them
-        self._fetching = 0  # maximum size of the replies to the other unanswered requests
+        self._fetching = 0  # maximum size of the replies to submitted requests that do not wait
         self._deferred: deque[LinkRequest] = deque()  # wait until there is room for their replies
         self._refused: list[tuple[str, Command[Any]]] = []  # by a busy broker; `finish` them later
 
     # -- rights --------------------------------------------------------------------------------
 
     def show(self, token: str, path: str) -> None:
-        """Accept a token for a path, or raise why it is refused.
+        """Accept a token for a path; raise an error if it is not valid for this path.
 
         A full server accepts a token as well, because SDKs report every refused token as a wrong
         key. It refuses the links that follow, with ServerBusyError.
@@ -163,12 +170,13 @@ class Work:
         admission = self._guard.admit(token)
         if not admission.covers(path or None):
             raise UnauthorizedError(
-                f"the token is not for {path or 'the namespace'}. Sign one whose sr names it",
+                f"the token is not for {path or 'the namespace'}. Sign a token with "
+                "its address as sr",
                 path=path,
             )
         if len(self._admissions) >= MAX_AMQP_LINKS and path.lower() not in self._admissions:
             raise QuotaExceededError(
-                f"the connection has shown tokens for {MAX_AMQP_LINKS} entities, the maximum; show "
+                f"the connection has sent tokens for {MAX_AMQP_LINKS} entities, the maximum; send "
                 "a token for the namespace, or use another connection",
             )
         self._admissions[path.lower()] = self._newest = admission
@@ -196,7 +204,7 @@ class Work:
                 return wanted
             if not wanted:
                 raise UnauthorizedError(
-                    f"the connection has shown no token for {path}; send one to $cbs first",
+                    f"the connection has sent no token for {path}; send one to $cbs first",
                     path=path,
                 )
             wanted = wanted.rpartition("/")[0]
@@ -232,9 +240,10 @@ class Work:
     def ask(
         self, path: str, command: Command[Any], then: Then, claim: Claim | None = None
     ) -> LinkRequest | None:
-        """Submit a command; None if it is refused: `then` was called with the error.
+        """Submit a command and return its request; `then` is called with the reply.
 
-        `claim` replaces the claim that the command needs through other doors.
+        If the client may not execute the command, call `then` with the error and return None.
+        `claim` replaces the claim that a native client needs for the command.
         """
         try:
             admission = self._allow(path, command, claim)
@@ -251,10 +260,11 @@ class Work:
         return request
 
     def finish(self, path: str, command: Command[Any]) -> None:
-        """Release what the broker has locked for this connection.
+        """Submit a command that ends a lock of this connection, such as a settlement.
 
-        That must succeed even after the token has expired or its key has changed: the rights were
-        checked when the broker locked it. A busy broker is asked again at the next `tick`.
+        It must succeed even after the token has expired or its key has changed: the rights were
+        checked when the broker locked the message or session. If the broker is busy, the next
+        `tick` submits the command again.
         """
         admission = self._admissions[self._shown_for(path)]
         then = partial(self._note_refused, path, command)
@@ -277,7 +287,7 @@ class Work:
 
     @property
     def fetch_bytes(self) -> int:
-        """How many bytes a link may receive at once, so that all links stay within the bound."""
+        """How many bytes a link may receive at once; all links together keep MAX_UNREAD_BYTES."""
         return min(SERVICE_BUS_FETCH_BYTES, MAX_UNREAD_BYTES // (self._waiting + 1))
 
     @property
@@ -288,7 +298,8 @@ class Work:
     def may_keep(self, size: int) -> bool:
         """Return whether messages may wait at a link until the client can get them.
 
-        They may wait for long, so they leave the key enough room for any other reply.
+        They may wait for long. So they may wait only if the key would still have room for the
+        largest reply.
         """
         return self._guard.has_reply_room(self.reply_bytes, size + MAX_RECEIVE_BYTES)
 
@@ -298,7 +309,7 @@ class Work:
         return self._open_bytes
 
     def _has_room(self, request: LinkRequest) -> bool:
-        """Return whether unread bytes and expected replies are within the bound."""
+        """Return whether the reply to a request fits into the bounds of the connection and key."""
         more = request.reply_bytes
         if not more and not request.waits:
             return True
@@ -311,16 +322,16 @@ class Work:
         self._fetching += request.reply_bytes
         self.arrived.append(request)
 
-    def _settle_room(self, request: LinkRequest) -> None:
+    def _release_room(self, request: LinkRequest) -> None:
         """Release the room that was reserved for the reply to a request."""
         self._fetching -= request.reply_bytes
         request.reply_bytes = 0
         self.submit_deferred()
 
     def submit_deferred(self) -> None:
-        """Submit deferred requests for whose replies there is room; refuse those not allowed now.
+        """Submit deferred requests while there is room for their replies.
 
-        The token of a deferred request may have expired, and its key may have been removed.
+        A request fails if its token has expired or its key has been removed meanwhile.
         """
         while self._deferred and self._has_room(self._deferred[0]):
             request = self._deferred.popleft()
@@ -350,7 +361,7 @@ class Work:
     def _check(self, admission: Admission, path: str, command: Command[Any]) -> None:
         """Check a right, unless the same admission has passed the same check before.
 
-        Only the kind and the path of commands that links repeat need a check.
+        For the commands that links repeat, the result depends only on their class and path.
         """
         kind = type(command)
         if kind not in _REPEATED:
@@ -386,12 +397,12 @@ class Work:
         if request in self._deferred:
             self._deferred.remove(request)
         else:
-            self._settle_room(request)
+            self._release_room(request)
             self.withdrawn.append(request)
 
     def answer(self, request: LinkRequest, value: Any) -> None:
         """Process a reply; if it is no longer needed, release its locks."""
-        self._settle_room(request)
+        self._release_room(request)
         if request.is_open:
             request.is_open = False
             self._count(request, -1)

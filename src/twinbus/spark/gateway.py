@@ -34,7 +34,7 @@ _SILENCE = _NoRecordsOfPy4j()
 
 
 def silence_py4j() -> None:
-    """Stop py4j's logging in this process. A command calls this; applications keep their log."""
+    """Stop py4j's logging. Only commands and demos call this: applications keep their log."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(_SILENCE)
 

@@ -1,8 +1,8 @@
-"""A home for Spark whose Python processes use the compiled files of the installed pyspark.
+"""A SPARK_HOME whose Python processes use the compiled files of the installed pyspark.
 
-For a query, Spark starts several Python processes: they look the data source up, plan the read, run
-the source, run tasks, commit. Spark puts `python/lib/pyspark.zip` of its home first on their path.
-A zip has no compiled files, so each of these processes compiles pyspark again.
+For a query, Spark starts several Python processes: they look up the data source, plan the read, run
+the source, run tasks, commit. Spark puts `python/lib/pyspark.zip` of SPARK_HOME first on their
+`sys.path`. A zip has no compiled files, so each of these processes compiles pyspark again.
 
 `make_spark_home` creates a folder of links to the installed Spark. In that folder the names of the
 zips are links to a folder with the installed packages: the same code, with compiled files.
@@ -16,7 +16,7 @@ _ZIPS = Path("python", "lib")
 
 
 def make_spark_home(folder: Path) -> Path | None:
-    """Create a home for Spark in a folder; None: this pyspark does not contain Spark."""
+    """Create a SPARK_HOME in a folder; None: this pyspark does not contain Spark."""
     packages = {name: _package_of(name) for name in _PACKAGES}
     spark = packages["pyspark"]
     if spark is None or packages["py4j"] is None or not (spark / _ZIPS / "pyspark.zip").is_file():

@@ -18,7 +18,7 @@ from twinbus.errors import InvalidOperationError
 from twinbus.limits import OLDEST_JAVA
 
 _WRAPPER = """#!/bin/sh
-# Spark asks for a module of vector instructions, which small Javas lack and which prints a warning.
+# Spark adds a module of vector instructions. Small Java builds lack it; others print a warning.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"

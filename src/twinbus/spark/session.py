@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ALWAYS = {
-    "spark.python.authenticate.socketTimeout": "60s",  # of 15: a busy machine starts Python slowly
+    # Spark's default is 15s, which is too short for Python to start on a busy machine.
+    "spark.python.authenticate.socketTimeout": "60s",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.minBatchesToRetain": "2",
     "spark.ui.showConsoleProgress": "false",
 }
 # With these variables pyspark creates sessions of Spark Connect only. A value may contain a token.
 _CONNECT = ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED")
-_API_MODE = "SPARK_API_MODE"  # the same if it is `connect`
+_API_MODE = "SPARK_API_MODE"  # has the same effect if its value is `connect`
 _LOG_SETTINGS = """\
 status = error
 appender.file.type = File
@@ -99,11 +100,11 @@ class BorrowedSession:
         _ = self.session.sparkContext.defaultParallelism
 
     def give_back(self) -> None:
-        """Give the session back; the last borrower stops a session of ours."""
+        """Give the session back; the last borrower stops it if Twinbus started it."""
         self._let_go(lambda session: session.stop(), for_all=False)
 
     def abandon(self) -> None:
-        """Kill the JVM of a session of ours after Ctrl-C, even if others have borrowed it.
+        """After Ctrl-C, kill the JVM of a session that Twinbus started, even with other borrowers.
 
         The interrupted thread may have been in a call to the JVM, so it cannot make another call.
         """
@@ -114,7 +115,7 @@ class BorrowedSession:
         with cls._lock:
             is_own, self._is_own = self._is_own, False
             if not is_own or cls._own is None or cls._own[0] is not self.session:
-                return  # not ours, or another borrower has abandoned it
+                return  # Twinbus did not start it, or another borrower abandoned it
             cls._borrowers = 0 if for_all else cls._borrowers - 1
             if cls._borrowers:
                 return
@@ -205,7 +206,7 @@ def _is_submitted() -> bool:
 
 
 def _settings(folder: Path, master: str | None) -> dict[str, str]:
-    """Return the settings of a session of ours."""
+    """Return the settings of a session that Twinbus starts."""
     log_settings = folder / "log4j2.properties"
     log_settings.write_text(_LOG_SETTINGS.format(log=folder / "spark.log"), encoding="utf-8")
     settings = {

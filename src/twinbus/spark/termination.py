@@ -22,12 +22,12 @@ def exit_on_terminate() -> None:
 
 
 def ignore_terminate() -> None:
-    """Ignore SIGTERM from now on, if `exit_on_terminate` took it: the source is stopping."""
+    """Ignore SIGTERM if `exit_on_terminate` has set its handler; called while the source stops."""
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _exit(number: int, frame: FrameType | None) -> Never:  # noqa: ARG001 - as signals call it
+def _exit(number: int, frame: FrameType | None) -> Never:  # noqa: ARG001 - a signal handler
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(_TERMINATED)

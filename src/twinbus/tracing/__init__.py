@@ -84,7 +84,7 @@ def disable() -> None:
 
 
 def setup_name() -> str:
-    """Return what TWINBUS_TRACING names; empty: nothing."""
+    """Return the value of TWINBUS_TRACING; empty if it is not set."""
     return os.environ.get(SETUP_VARIABLE, "")
 
 
@@ -112,13 +112,19 @@ def _enable_by(name: str) -> None:
 
 @cache  # one warning per process
 def enable_in_worker(name: str) -> None:
-    """Enable traces in a worker of Spark; an error there must not stop the syphon."""
+    """Enable traces in a Spark worker; an error is logged, because it must not stop the syphon."""
     try:
         _enable_by(name)
     except Exception as error:  # noqa: BLE001 - see above
-        _log.warning("this worker records no spans: %s", error)
+        _log.warning(
+            "This Spark worker records no spans, because %s=%s cannot be used: %s. The syphon "
+            "continues; correct the function",
+            SETUP_VARIABLE,
+            name,
+            error,
+        )
 
 
 def in_context(work: Callable[[], R]) -> Callable[[], R]:
-    """Return work for another thread that sees the current span of this one."""
+    """Return work that sees the current span of this thread when another thread runs it."""
     return work if hook is None else partial(copy_context().run, work)

@@ -66,7 +66,7 @@ def test_a_message_may_have_no_body_and_no_sections_at_all() -> None:
         assert message.body_kind is None
         assert message.header is None
         assert message.application_properties is None
-        with pytest.raises(AmqpError, match="the body is nothing, not DATA"):
+        with pytest.raises(AmqpError, match="has no body; expected a body of kind DATA"):
             _ = message.data_sections
 
 

@@ -117,20 +117,18 @@ def test_malformed_credentials_are_refused(response: bytes) -> None:
 
 
 def test_frames_at_the_wrong_time_are_errors() -> None:
-    with pytest.raises(AmqpError, match="sasl-response arrived while authentication was offering"):
+    with pytest.raises(AmqpError, match="sasl-response arrived in the SASL state offering"):
         sasl_server().take(SaslResponse(response=b""))
     done = sasl_server()
     done.take(SaslInit(mechanism=ANONYMOUS))
     assert done.state is SaslState.DONE
-    with pytest.raises(AmqpError, match="sasl-init arrived while authentication was done"):
+    with pytest.raises(AmqpError, match="sasl-init arrived in the SASL state done"):
         done.take(SaslInit(mechanism=ANONYMOUS))
     client = SaslClient(SaslCredentials(ANONYMOUS))
     with pytest.raises(AmqpError, match="choosing"):
         client.take(SaslOutcome(code=SaslCode.OK))
     client.take(SaslMechanisms(sasl_server_mechanisms=(ANONYMOUS,)))
-    with pytest.raises(
-        AmqpError, match="sasl-challenge arrived while authentication was answering"
-    ):
+    with pytest.raises(AmqpError, match="sasl-challenge arrived in the SASL state answering"):
         client.take(SaslChallenge(challenge=b"?"))
 
 

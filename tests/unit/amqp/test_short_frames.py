@@ -1,4 +1,4 @@
-"""The short way of reading frames gives what the table of performatives gives, or nothing."""
+"""The fast path of reading frames returns what the table of performatives returns, or None."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_a_disposition_is_read_the_same_either_way(
     body = frame.encode()
     check(body)
     check(spoilt(body, data))
-    assert read_short(body + b"x", 0, len(body) + 1) is None  # the long way names the error
+    assert read_short(body + b"x", 0, len(body) + 1) is None  # read_composite reports the error
 
 
 def spoilt(body: bytes, data: st.DataObject) -> bytes:

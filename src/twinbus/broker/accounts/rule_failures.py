@@ -31,9 +31,9 @@ class RuleFailures:
         if suppressed is None:
             return
         _log.warning(
-            "Rule %s of %s failed for %d message(s): %s. They are in the dead-letter queue, unless "
-            "dead-lettering on filter evaluation exceptions is off. Correct the rule, then send "
-            "them again. Lines suppressed since the last one: %d",
+            "Rule %s of %s failed for %d message(s): %s. These messages were dead-lettered in the "
+            "subscription, or dropped if enable_dead_lettering_on_filter_evaluation_exceptions is "
+            "off. Correct the rule, then send them again. Lines suppressed since the last one: %d",
             rule,
             path,
             messages,

@@ -2,7 +2,7 @@
 
 A facet is a quantity with a threshold. For rates, each request takes a token from a bucket that
 holds the tokens of one second. For the other facets, the current use is compared with the
-threshold. A request that finds no token, or a threshold reached, gets `ServerBusyError`.
+threshold. If the bucket is empty or the threshold is reached, a request gets `ServerBusyError`.
 
 turn/overload.py calls this before a command is executed.
 """
@@ -102,7 +102,7 @@ class Throttle:
 
         The case of `path` is ignored. `stores` is the number of message stores of the entity; 0
         means that there is no entity. `key` is the id of a key that cannot manage the namespace:
-        such a key may use a share of the rate, but not the part that is reserved for keys that can.
+        such a key may use a share of the rate, and not the part that is reserved for managing keys.
         """
         rate = self.thresholds.operations_per_second
         if rate is not None:
@@ -132,8 +132,8 @@ class Throttle:
     def check_receives(self, path: str, usage: Usage, *, is_manager: bool = True) -> None:
         """Raise ServerBusyError if no further receive may wait.
 
-        A key that cannot manage the namespace may use a share of the threshold, but not the part
-        that is reserved for keys that can.
+        A key that cannot manage the namespace may use a share of the threshold, and not the part
+        that is reserved for keys that can manage it.
         """
         threshold = self.thresholds.open_receives
         if threshold is None:

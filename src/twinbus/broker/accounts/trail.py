@@ -2,8 +2,10 @@
 
     accepted            a queue accepted a message: it is durable from then on
     completed, expired, dead_lettered, cancelled, activated, forwarded
-                        it left the queue, and why; a dead-lettered, activated or forwarded message
-                        was accepted by another queue, or with another number, in the same record
+                        a message left the queue, and why; if it was dead-lettered, activated or
+                        forwarded, the same record contains its `accepted` row, with the other queue
+                        or the new number
+    ended               a message left the queue; the log of an earlier version does not say why
     deleted             the queue was deleted with all its messages
     inventory           a list of all present messages begins; `exists` and `standing` rows of the
                         same record follow
@@ -14,8 +16,9 @@
     restored            the log is an older copy, or lost its end: it lacks the records `first` to
                         `last`, and all rows of these records are void
 
-The trail of a record depends only on the record. So the start after a kill derives the rows that
-were not written in time from the log again. A row that is written twice is equal both times.
+The trail of a record depends only on the record. If the broker was killed before it wrote rows to
+the ledger, the next start derives these rows from the log. If a row is written twice, both copies
+are equal.
 
 `Trail.add_record` keeps the content of a record without message bodies, as steps. `table_of` later
 creates the rows of many records at once. The ledgers (ledgers.py) call both.
@@ -314,7 +317,7 @@ def _joined(ids: Iterable[pa.Array | Sequence[str | None]]) -> pa.ChunkedArray:
 
 
 def _without_rewritten(places: Part, own: Collection[int]) -> pa.RecordBatch:
-    """Return places without the messages that compaction rewrote: earlier rows accepted them."""
+    """Return places without messages that compaction copied: the trail has their rows already."""
     batch, state, enqueued = (
         places.columns.column(name).to_numpy() for name in ("batch", "state", "enqueued")
     )
@@ -406,7 +409,7 @@ def _of_changes(steps: Sequence[Changes]) -> _LedgerRows | None:
     number, sequence, state, cause = (column.to_numpy() for column in changes.columns)
     at = np.repeat([step.at for step in steps], counts)
     record = np.repeat([step.record for step in steps], counts)
-    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # a lost message did not end
+    gone = np.flatnonzero((state == State.GONE) & (cause != LOST))  # lost messages have no rows
     gone = gone[np.lexsort((sequence[gone], record[gone], number[gone]))]
     if not len(gone):
         return None

@@ -66,8 +66,8 @@ class Directory:
             if not isinstance(entity, Topic):
                 return entity, entity.queue
         raise InvalidArgumentError(
-            f"{path} is a topic; receive from one of its subscriptions, "
-            f"{entity.description.path}{SUBSCRIPTIONS}name",
+            f"{entity.description.path} is a topic; only its subscriptions have messages. Use the "
+            f"path of a subscription, {entity.description.path}{SUBSCRIPTIONS}name",
             path=path,
         )
 
@@ -144,19 +144,19 @@ class Directory:
         return {target.lower() for target in forward_targets(description)}
 
 
-def _check_chain(path: str, steps: dict[str, set[str]], trail: tuple[str, ...]) -> None:
+def _check_chain(path: str, steps: dict[str, set[str]], chain: tuple[str, ...]) -> None:
     """Follow every chain of forwarding from `path` on; raise for a cycle or too many hops."""
-    if path in trail:
+    if path in chain:
         raise InvalidArgumentError(
-            f"forwarding {' -> '.join((*trail, path))} leads back to where it began. Forward "
-            "to an entity outside of this cycle"
+            f"forwarding {' -> '.join((*chain, path))} contains a cycle. Forward to an entity "
+            "outside of this cycle"
         )
-    trail = (*trail, path)
-    hops = sum(SUBSCRIPTIONS.lower() not in step for step in trail[1:])
+    chain = (*chain, path)
+    hops = sum(SUBSCRIPTIONS.lower() not in step for step in chain[1:])
     if hops > MAX_FORWARD_HOPS:
         raise InvalidArgumentError(
-            f"forwarding {' -> '.join(trail)} takes more than {MAX_FORWARD_HOPS} hops. "
+            f"forwarding {' -> '.join(chain)} takes more than {MAX_FORWARD_HOPS} hops. "
             "Shorten the chain: forward directly to an entity at its end"
         )
     for onward in steps.get(path, ()):
-        _check_chain(onward, steps, trail)
+        _check_chain(onward, steps, chain)

@@ -27,7 +27,7 @@ class DuplicateHistory:
         return MAX_REMEMBERED_IDS - len(self._seen)
 
     def has_room_for(self, message_ids: Iterable[str | None], now: int) -> bool:
-        """Remove expired ids; return whether there is room for those of these ids that are new."""
+        """Remove expired ids; return whether the new ones among `message_ids` fit."""
         self.forget_before(now)
         distinct = {message_id for message_id in message_ids if message_id is not None}
         return sum(message_id not in self._seen for message_id in distinct) <= self.room

@@ -28,7 +28,7 @@ from twinbus.limits import (
 
 _DEAD_LETTER_SETTINGS = QueueSettings(
     lock_us=to_us(DEFAULT_LOCK_DURATION),
-    time_to_live_us=NEVER_US,  # dead letters wait for a person
+    time_to_live_us=NEVER_US,  # dead letters never expire
     max_delivery_count=MAX_MAX_DELIVERY_COUNT,
     dead_letter_on_expiration=False,
     requires_session=False,

@@ -1,9 +1,10 @@
-"""Rules: filters select rows of a batch, actions change the selected copies; both use columns.
+"""Rules: filters select rows of a batch, and actions change copies of these rows.
 
-A rule is compiled when it is created. Then it is evaluated once, on messages with a value of each
-type. If that fails, the rule is refused, so that it cannot fail in the same way for sends. Only
-TRUE selects a message, not SQL's UNKNOWN. The number of operators of a rule is bounded, and a turn
-counts them as work.
+Both are evaluated for a whole batch of messages; row_filters.py evaluates filters for one message.
+A rule is compiled when it is created. Then it is evaluated once, on test messages with values of
+each type. If that fails, the rule is refused, so that it cannot fail in the same way for sends.
+Only TRUE selects a message, not SQL's UNKNOWN. The number of operators of a rule is bounded, and a
+turn counts them as work.
 
 rules.py imports this module with the first rule, because sqlglot takes long to import.
 """
@@ -63,8 +64,9 @@ def operators_of(rule: RuleFilter | SqlAction) -> int:
 def _check_operators(what: str, rule: Any) -> None:
     count = operators_of(rule)
     if count > MAX_RULE_OPERATORS:
+        text = getattr(rule, "expression", "") or type(rule).__name__
         raise InvalidArgumentError(
-            f"the {what} {getattr(rule, 'expression', '')!r:.60} has {count} operators; at most "
+            f"the {what} {text!r:.60} has {count} operators; at most "
             f"{MAX_RULE_OPERATORS} are allowed, and LIKE counts as {LIKE_OPERATORS}. Split it into "
             "several rules"
         )

@@ -1,4 +1,7 @@
-"""Manages entities, rules and access keys. A change takes effect when it is durable."""
+"""Manages entities, rules and access keys. A change takes effect when it is durable.
+
+The namespace calls this in a turn, each command isolated from the others (turn/isolation.py).
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -180,30 +183,31 @@ class Management:
         self._check_forward(description, None, request.principal)
         if self.directory.find(description.path) is not None:
             raise EntityAlreadyExistsError(
-                f"{description.path} exists already. Choose another path, or update it",
+                f"{description.path} exists already. Choose another path, or update the entity",
                 path=description.path,
             )
         if isinstance(description, SubscriptionDescription):
             topic = self.directory.entity(description.topic_path)
             if not isinstance(topic, Topic):
                 raise InvalidArgumentError(
-                    f"{description.topic_path} is not a topic; only topics have subscriptions"
+                    f"{description.topic_path} is not a topic, and only topics have subscriptions; "
+                    "set topic_path to the path of a topic"
                 )
             if len(topic.subscriptions) >= MAX_SUBSCRIPTIONS:
                 raise QuotaExceededError(
-                    f"{topic.description.path} has {MAX_SUBSCRIPTIONS} subscriptions; delete some "
-                    "first"
+                    f"{topic.description.path} has {MAX_SUBSCRIPTIONS} subscriptions, the maximum; "
+                    "delete some first"
                 )
             description = replace(description, topic_path=topic.description.path)
         elif command.rule is not None:
             raise InvalidArgumentError(
                 f"{description.path} cannot have a rule: only a subscription can be created with a "
-                "rule"
+                "rule. Omit the rule"
             )
         self._check_folder(description, request.principal)
         if len(self.directory) >= MAX_ENTITIES:
             raise QuotaExceededError(
-                f"the namespace has {MAX_ENTITIES} entities; delete some first"
+                f"the namespace has {MAX_ENTITIES} entities, the maximum; delete some first"
             )
         self.directory.check_forwarding(description)
         entity = self.directory.make(self.directory.next_number, description, now)
@@ -217,7 +221,7 @@ class Management:
         return description
 
     def _check_folder(self, description: EntityDescription, principal: Principal) -> None:
-        """Raise if a key of a folder creates more or larger entities than a pairing needs.
+        """Raise if a key of a backlog folder creates more or larger entities than a pairing needs.
 
         A key that manages the namespace has no such bounds.
         """
@@ -302,7 +306,8 @@ class Management:
         for name in _FIXED:
             if getattr(current, name, None) != getattr(description, name, None):
                 raise InvalidArgumentError(
-                    f"{name} of {current.path} is fixed at creation; delete it and create it again"
+                    f"{name} of {current.path} is fixed at creation; to change it, delete the "
+                    "entity with its messages and create it again"
                 )
         if isinstance(current, SubscriptionDescription):
             assert isinstance(description, SubscriptionDescription)
@@ -364,7 +369,8 @@ class Management:
         entity = self.directory.entity(path)
         if not isinstance(entity, Subscription):
             raise InvalidOperationError(
-                f"{path} is not a subscription; only subscriptions have rules"
+                f"{path} is not a subscription, and only subscriptions have rules; use a path such "
+                "as news/Subscriptions/sport"
             )
         return entity
 
@@ -374,10 +380,13 @@ class Management:
         key = command.rule.name.lower()
         if key in subscription.rules:
             raise EntityAlreadyExistsError(
-                f"{command.path} has a rule {command.rule.name} already; update or delete it"
+                f"{command.path} has a rule {command.rule.name} already; update or delete this "
+                "rule, or choose another name"
             )
         if len(subscription.rules) >= MAX_RULES:
-            raise QuotaExceededError(f"{command.path} has {MAX_RULES} rules; delete some first")
+            raise QuotaExceededError(
+                f"{command.path} has {MAX_RULES} rules, the maximum; delete some first"
+            )
         rule = Rule.compile(command.rule)
         self._change_rules(subscription, subscription.rules | {key: rule}, now, commit)
 
@@ -448,7 +457,7 @@ class Management:
     # -- keys ----------------------------------------------------------------------------------
 
     def put_key(self, command: c.PutKey, _: Request, __: int, commit: Commit) -> None:
-        """Add a key, or replace the key with its name."""
+        """Add a key, or replace the key that has the same name."""
         key = command.key
         if key.entity_path is not None and not is_backlog_folder(key.entity_path):
             entity = self.directory.entity(key.entity_path)
@@ -458,7 +467,9 @@ class Management:
                 )
             key = replace(key, entity_path=entity.description.path)
         if len(self.keys) >= MAX_KEYS and self.keys.get(key.name, key.entity_path) is None:
-            raise QuotaExceededError(f"the namespace has {MAX_KEYS} keys; delete some first")
+            raise QuotaExceededError(
+                f"the namespace has {MAX_KEYS} keys, the maximum; delete some first"
+            )
         if not key.has(Claim.MANAGE):
             self._check_not_last(self.keys.get(key.name, key.entity_path))
         commit.tentative.facts.append(key_fact(key))

@@ -181,7 +181,7 @@ def _likeness(node: exp.Expression, parameters: Mapping[str, Any]) -> _Evaluate:
         elif character == "%":
             parts.append("")
         else:
-            raise _NoRowFilterError  # with `_`, the search would take longer for longer patterns
+            raise _NoRowFilterError  # str.find cannot search for a text with `_`
     is_negated = bool(node.args.get("negate"))
 
     def evaluate(message: BrokeredMessage) -> bool | None:

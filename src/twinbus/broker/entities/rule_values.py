@@ -2,9 +2,9 @@
 
 A value has one Arrow array (or scalar) for each property type; in each row at most one of them is
 set. Conditions are Arrow booleans in which null is SQL's UNKNOWN. Comparing values of different
-types is UNKNOWN, and so is every use of a missing property, a division by zero, and an integer
-result beyond 64 bits. Texts that a rule joins are bounded: a rule that exceeds the bound fails for
-these rows.
+types is UNKNOWN. So is a comparison or calculation with a missing property, a division by zero, and
+an integer result beyond 64 bits. Texts that a rule joins are bounded: for a message with a longer
+text, the rule fails.
 
 sql_conditions.py and filters.py build rules from these functions. They run in the thread with the
 turn, in the routing of sends.

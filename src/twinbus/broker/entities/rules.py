@@ -1,7 +1,8 @@
-"""The functions of rules that the rest of the broker uses; filters.py implements them.
+"""The functions of rules that the rest of the broker uses.
 
-filters.py is imported with the first rule, because it needs sqlglot, whose import takes as long as
-that of the complete client. A namespace without subscriptions has no rules.
+filters.py, row_filters.py and rule_values.py implement them. These modules are imported with the
+first rule, because they need sqlglot, whose import takes as long as that of the complete client. A
+namespace without subscriptions has no rules.
 """
 
 from collections.abc import Callable

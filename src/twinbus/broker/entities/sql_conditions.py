@@ -4,8 +4,8 @@ sqlglot parses the SQL; the node types below list what a rule may use: compariso
 LIKE ... ESCAPE, IS [NOT] NULL, EXISTS(name), + - * / %, 'text', numbers, TRUE, FALSE, NULL,
 @parameters, sys.Name, user.name, name, [name], p('name'). Everything else is refused.
 
-The SQL comes from clients. Signs that rules do not need and deep nesting are refused before sqlglot
-parses the SQL: otherwise its parser might try an exponential number of readings.
+The SQL comes from clients. Before sqlglot parses it, symbols that rules do not need and deep
+nesting are refused: otherwise the parser might try an exponential number of parse trees.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -71,8 +71,10 @@ def tokens_in(text: str) -> list[Any]:
 def parse(what: str, text: str) -> Any:
     """Return the root node of an expression; `what` names its kind in errors."""
     odd = [token.text for token in tokens_in(text) if _is_odd(token)]
-    if odd:  # some signs make the parser try an exponential number of readings
-        raise InvalidArgumentError(f"the SQL {what} {text!r:.60} uses {odd[0]!r}; remove it")
+    if odd:  # with some symbols the parser tries an exponential number of parse trees
+        raise InvalidArgumentError(
+            f"the SQL {what} {text!r:.60} uses {odd[0]!r}, which rules may not use; remove it"
+        )
     if max(_depths(tokens_in(text)), default=0) > MAX_SQL_DEPTH:
         raise InvalidArgumentError(
             f"the SQL {what} {text!r:.60} nests brackets, NOT or signs deeper than "

@@ -197,7 +197,7 @@ class Topic(Entity):
 
     @property
     def size_in_bytes(self) -> int:
-        """The size of its messages in all subscriptions."""
+        """The size of its scheduled messages, and of the messages in all of its subscriptions."""
         size = sum(s.queue.waiting.size_in_bytes for s in self.subscriptions.values())
         return size + self.queue.waiting.size_in_bytes
 

@@ -28,7 +28,7 @@ class DeliveryLock:
     """The lock of delivered messages."""
 
     lock: int  # the lock number
-    until: int
+    until: int  # when the lock expires
 
 
 def delivered(

@@ -35,7 +35,7 @@ class _Leased(Effect):
     commit: Commit
 
     def refused(self) -> None:
-        """End the lease: the caller gets an error. The next record contains both begin and end."""
+        """End the lease, because the log refused it; the next record contains its begin and end."""
         self.queue.end_lease(self.epoch, self.commit)
 
 

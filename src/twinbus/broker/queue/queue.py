@@ -93,14 +93,14 @@ class QueueSettings:
 
 
 class PlannedPlace(NamedTuple):
-    """Where one of a few messages goes, and when."""
+    """The queue that gets a message of a small send, and the values of its row there."""
 
     queue: "Queue"
     cause: Cause
     enqueued: int  # for a scheduled message: when it is due
     expires: int
     size: int
-    session_id: str  # empty: the queue has no sessions
+    session_id: str  # empty: the message has none, and the queue needs none
 
 
 Resend = Callable[[Indices, Cause, int, Commit], None]
@@ -151,7 +151,7 @@ class _Deleted(Effect):
         self.queue.settle_gone(self.at, Cause.COMPLETED)
 
     def refused(self) -> None:
-        """Make the messages deliverable again, because the request was refused."""
+        """Make the messages deliverable again, because the log refused the record."""
         self.queue.undo_delete(self.at)
 
 
@@ -210,7 +210,7 @@ class Queue:
         return self.origins[index][1], at
 
     def touch(self) -> None:
-        """Let the namespace serve the waiting requests of this queue, and set its alarm, later."""
+        """Record that the namespace must serve the waiting requests and set the alarm."""
         self.shared.changed_queues[self.entity] = self
 
     # -- staging -------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class Queue:
     def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
         """Add the places of staged rows to the commit.
 
-        The caller omits this if this queue gets a complete batch: the header of its part is enough.
+        The caller omits this if the queue gets all rows of a batch: the batch's header says so.
         """
         at = self.waiting.find(sequence)
         self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
@@ -399,7 +399,8 @@ class Queue:
     def _delete(self, at: Indices, commit: Commit) -> None:
         """Delete locked messages when the commit is durable.
 
-        Until then no lock token matches them, and neither a timer nor a session returns them.
+        Until then no lock token matches them, and they do not become deliverable when a timer fires
+        or their session is released.
         """
         self.waiting.put("lock", at, _DELETING)
         self.waiting.put("due", at, NEVER_US)
@@ -503,7 +504,8 @@ class Queue:
         self, lost: list[Any], settled: int
     ) -> MessageLockLostError | SessionLockLostError:
         kind = SessionLockLostError if self.settings.requires_session else MessageLockLostError
-        remark = f". The {settled} other message(s) of this request were settled" if settled else ""
+        others = f"The request was executed for its {settled} other message(s)"
+        remark = f". {others}" if settled else ""
         return kind(
             f"{len(lost)} lock token(s) of {self.path} are unknown, settled or expired. Messages "
             f"whose lock has expired are delivered again{remark}",
@@ -573,7 +575,7 @@ class Queue:
     ) -> None:
         """Move messages in one commit: they get new numbers in `target`, which may be this queue.
 
-        `changes` are the columns whose values do not stay.
+        `changes` contains the columns that get new values.
         """
         get = self.waiting.get
         names = ("enqueued", "size", "batch", "row", "failures")

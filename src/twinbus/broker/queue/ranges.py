@@ -57,8 +57,8 @@ class Leases:
         lease = self._leases.get(epoch)
         if lease is None:
             raise StaleEpochError(
-                f"epoch {epoch} has no lease here: the lease expired, was released, or was "
-                "replaced by another one. Nothing was changed. Lease the range again",
+                f"no lease of this queue has epoch {epoch}: the lease expired, was released, or "
+                "was replaced by another one. Nothing was changed. Lease the range again",
                 epoch=epoch,
             )
         return lease

@@ -61,7 +61,10 @@ def token_numbers(tokens: pa.Array) -> tuple[int, int]:
 def token_columns(tokens: pa.Array) -> tuple[Int64s, Int64s]:
     """Return the lock numbers and sequence numbers of tokens."""
     if tokens.type != LOCK_TOKEN or tokens.null_count:
-        raise InvalidArgumentError("lock tokens must be a column of 16 bytes each, none missing")
+        raise InvalidArgumentError(
+            f"lock tokens must be an Arrow array of {LOCK_TOKEN} without nulls, but "
+            f"this is {tokens.type} with {tokens.null_count} null(s). Pass the received lock_token"
+        )
     content = tokens.buffers()[1]
     pairs = np.frombuffer(content, ">i8", 2 * len(tokens), 16 * tokens.offset).reshape(-1, 2)
     return pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.int64)

@@ -85,14 +85,14 @@ class Waiters:
     ) -> None:
         """Call `serve_one` for waiting requests, in order of arrival.
 
-        It returns whether it has served the request, or None if the turn has no time for it: then
-        the call ends. With `goes_on`, nothing has changed since such an end, so the requests that
-        were tried before it are not tried again: otherwise they could take all the time of every
-        turn.
+        `serve_one` returns whether it has served the request, or None if the turn has no time for
+        it. None ends the call. Pass `goes_on` if the queue has not changed since the last call was
+        ended by None: this call skips the requests that the last one tried, which could otherwise
+        take all the time of every turn.
 
         With `all_the_same`, every request waits for any message. If a receive finds none, the
         requests behind it find none either, so the loop ends. It does not end at a request for a
-        lease: this may wait for locked messages while a receive behind it can be served.
+        lease, which may wait for locked messages while a receive behind it can be served.
         """
         tried, self._tried = self._tried if goes_on else set(), set()
         left: list[Waiter] = []

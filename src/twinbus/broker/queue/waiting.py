@@ -6,7 +6,7 @@
     use       (37 bytes a message at rest, 53 once locked)
 
 `due` is when a lock expires or a schedule is due; `lock` is the number of the lock or lease epoch.
-Indices are positions in the columns; they are valid until `reclaim`, which runs between turns only.
+Indices are positions in the columns; they are valid until `reclaim`, at the end of a turn.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,8 +41,8 @@ _ON_USE: dict[str, tuple[type, int]] = {
     "session": (np.int32, -1),
     "death": (np.int32, -1),
 }
-_GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.value  # numpy is
-# five times quicker with plain numbers
+# Plain numbers: numpy is five times quicker with them than with enums.
+_GONE, _PENDING, _ACTIVE = State.GONE.value, State.PENDING.value, State.ACTIVE.value
 _AFTER = {cause: after.value for (before, cause), after in TABLE.items() if before is State.PENDING}
 _STATES = len(State)
 NO_ROWS: Indices = np.empty(0, np.intp)
@@ -430,7 +430,7 @@ class Waiting:
         state = self._columns["state"][: self._end]
         expires = self._columns["expires"][: self._end]
         old = (expires <= now) & np.isin(state, _EXPIRING)
-        # A row of this turn that is not durable yet may have expired already.
+        # A row that is not durable yet cannot expire now: its time counts even if it has passed.
         later = expires[((expires > now) & (state != _GONE)) | (state == _PENDING)]
         self.next_expiry = int(later.min()) if len(later) else NEVER_US
         return np.flatnonzero(old)
@@ -511,8 +511,8 @@ class Waiting:
         """Move all deadlines that are durations, because the wall clock was set to `now`.
 
         A schedule is a wall time and does not move. The time to live of a scheduled message begins
-        when the message is due. So it moves only if the clock was set beyond that time, by the part
-        of the step after it.
+        when the message is due. So its expiry moves only if the clock was set forward beyond the
+        due time. It moves by the time between the due time and `now`, at most by `by`.
         """
         rows = slice(self._end)
         if "due" in self._columns:
@@ -537,9 +537,9 @@ class Waiting:
     def reclaim(self) -> None:
         """Remove the rows of messages that are gone, if they are at least a quarter of all rows.
 
-        Then report the memory in use to the namespace. This is called at the end of a turn, so the
-        rows of a turn count from the next turn on. The remaining rows move up within the columns.
-        Only a queue that has become much smaller gets smaller columns.
+        The remaining rows move up within the columns. Only a queue that has become much smaller
+        gets smaller columns. Afterwards, add the memory in use to the total of the namespace. This
+        is called at the end of a turn, so limits on memory see the rows of a turn in the next turn.
         """
         gone = int(self.counts[State.GONE])
         if gone >= _SMALLEST and 4 * gone >= self._end:
@@ -568,19 +568,19 @@ class Waiting:
     # -- invariants ----------------------------------------------------------------------------
 
     def faults(self) -> list[str]:
-        """Return what is inconsistent: counts and sizes must follow from the columns."""
+        """Return what is inconsistent: counts and sizes must agree with the columns."""
         found = []
         rows = slice(self._end)
         state = self._columns["state"][rows]
         if (np.bincount(state, minlength=_STATES) != self.counts).any():
-            found.append(f"counts {self.counts.tolist()} do not follow from the states")
+            found.append(f"the counts {self.counts.tolist()} do not agree with the states")
         if self.live != np.count_nonzero(state != _GONE):
-            found.append(f"{self.live} live messages do not follow from the states")
+            found.append(f"{self.live} live messages are counted, which the states do not confirm")
         if (np.diff(self._columns["sequence"][rows]) <= 0).any():
             found.append("sequence numbers are not ascending")
         size = int(self._columns["size"][rows][state != _GONE].sum())
         if size != self.size_in_bytes:
-            found.append(f"size {self.size_in_bytes} should be {size}")
+            found.append(f"the total size is {self.size_in_bytes}, but the rows add up to {size}")
         active = np.flatnonzero(state == _ACTIVE)
         if len(active) and active[0] < self._first_active:
             found.append("a deliverable message is before the position where searches begin")

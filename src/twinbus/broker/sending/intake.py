@@ -81,7 +81,7 @@ class Intake:
         self.repeats = Repeats(transfers)
         self._max_message_bytes = max_message_bytes
         self._row_intake = RowIntake(self.repeats, max_message_bytes)
-        # By key: how many queues and intervals this turn adds to the memory of transfers.
+        # By access key: how many queues and intervals this turn adds to the memory of transfers.
         self._growth: dict[str, tuple[int, int]] = {}
         self._growing: Commit | None = None  # the commit of the turn that `_growth` is about
 
@@ -171,7 +171,7 @@ class Intake:
     def _fits_memory(self, send: SendRequest, commit: Commit) -> bool:
         """Return whether a send may add its origins to the memory of transfers; refuse it if not.
 
-        Only keys without the claim transfer on the whole namespace have such a bound.
+        Only access keys without the claim Transfer on the whole namespace have a bound.
         """
         key = bounded_key(send)
         if not key:
@@ -187,10 +187,10 @@ class Intake:
             self.repeats.untaken(origin, commit).any() for origin in origins_of(send.command.origin)
         ):
             error = QuotaExceededError(
-                f"the memory of transfers of this key is full: it has used {TRANSFER_ORIGINS} "
-                f"queues as origins, or {TRANSFER_INTERVALS} intervals of their numbers, which the "
-                "broker keeps forever. Use a key with the claim transfer on the whole "
-                "namespace",
+                f"this access key has used {TRANSFER_ORIGINS} queues as origins of messages, or "
+                f"{TRANSFER_INTERVALS} intervals of their numbers. The broker remembers these "
+                "forever, so it accepts no more from this key. Use a key with the claim transfer "
+                "on the whole namespace",
                 path=send.command.path,
             )
             self.refuse(send, error, commit)

@@ -144,8 +144,9 @@ class Repeats:
     def taken(self, origin: Origin, user: str, commit: Commit, first_user: str = "") -> Transferred:
         """Return the numbers of an origin with its owner.
 
-        A new sender or sink belongs to `user`. A new queue counts for `first_user`, the key that
-        uses it, if the memory of this key is bounded (`bounded_key`); otherwise this is empty.
+        A new sender or sink belongs to `user`. A new queue counts for `first_user`, the access key
+        of the request. `first_user` is empty if the memory of this key has no bound
+        (see `bounded_key`).
         """
         source, numbers = origin.source, origin.numbers
         if isinstance(numbers, range):
@@ -207,7 +208,7 @@ def has_many_gaps(origin: Origin) -> bool:
 
 
 def run_count(origin: Origin) -> int:
-    """Return the maximum number of runs of consecutive numbers in an origin."""
+    """Return how many intervals the numbers need in their order; sorted, they may need fewer."""
     if isinstance(origin.numbers, range):
         return 1
     return 1 + int(np.count_nonzero(np.diff(np.asarray(origin.numbers)) != 1))

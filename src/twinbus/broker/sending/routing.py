@@ -117,7 +117,7 @@ class Router:
     def route(
         self, entity: Entity, rows: Numbers, time_to_live: Int64s, outbound: Outbound, hops: int = 0
     ) -> None:
-        """Add the placements of rows that reach an entity; `hops` counts forwardings before."""
+        """Add the placements of rows that reach an entity; `hops` counts past forwardings."""
         queue = entity.queue
         longest = queue.settings.time_to_live_us
         life = time_to_live if longest == NEVER_US else np.minimum(time_to_live, longest)
@@ -165,7 +165,8 @@ class Router:
     ) -> Iterator[tuple[Numbers, Indices]]:
         """Yield the rows of a copy, changed by its action, and their positions in the batch.
 
-        If the rule fails for a message or makes it too large, dead-letter the message unchanged.
+        If the rule fails for a message or makes it too large, dead-letter the message unchanged, or
+        drop it (`_bury`).
         """
         if copy.rule is None:
             yield rows[copy.rows], copy.rows
@@ -204,8 +205,8 @@ class Router:
     ) -> list[Copy]:
         """Dead-letter the rows for which an action failed; return the rows to be tried again.
 
-        If the error does not contain the failed rows, return the rows as two halves: bisection
-        finds the failed ones.
+        If the error does not say which rows failed, return the rows as two halves: bisection finds
+        the failed ones.
         """
         assert copy.rule is not None
         count = len(copy.rows)

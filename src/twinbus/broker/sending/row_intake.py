@@ -255,7 +255,7 @@ class RowIntake:
 class _AcceptedRows(NamedTuple):
     """The staged messages of sends."""
 
-    # Sequence numbers for the replies; 0: the message is a duplicate, or the entity is a topic.
+    # Sequence numbers for the replies; 0: a duplicate, or not in the queue of the entity.
     numbers: Sequence[int]
     load: Load
 

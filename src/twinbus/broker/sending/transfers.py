@@ -4,7 +4,8 @@ An origin (see origins.py) numbers its messages. The accepted numbers are stored
 stay few because origins send in order. Queues whose messages are brought home, and spill stores,
 are remembered forever. The number of remembered senders and sinks is limited: each belongs to the
 access key that used it first, and each key has a share of the memory, so that no key can make the
-broker forget the senders of another. A forgotten message may be accepted twice, but is never lost.
+broker forget the senders of another. A message whose number was forgotten may be accepted twice,
+but is never lost.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ from twinbus.message import Int64s
 from twinbus.protocol.origins import OriginKind, origin_kind
 
 _SENDER, _SINK = OriginKind.SENDER, OriginKind.SINK
-ANY_KEY = "*"  # owner of origins brought home, because their sender and the syphon use other keys
+ANY_KEY = "*"  # owns the senders of messages brought home: a syphon has another key than the sender
 
 
 class _Pool:
@@ -47,7 +48,7 @@ class _Pool:
         return None if owner is None else self._origins[owner][origin]
 
     def goes_on(self, origin: str, number: int, user: str) -> bool:
-        """Return whether an origin belongs to the key `user`, with no number from `number` on."""
+        """Whether an origin belongs to the key `user` and has only accepted lower numbers."""
         if self._owners.get(origin) != user:
             return False
         return self._origins[user][origin].ends_before(number)
@@ -112,7 +113,7 @@ class Transfers:
         return None if pool is None else pool.owner(origin)
 
     def goes_on(self, sender: str, number: int, user: str) -> bool:
-        """Return whether a sender belongs to the key `user`, with no number from `number` on."""
+        """Whether a sender belongs to the key `user` and has only accepted lower numbers."""
         return self._senders.goes_on(sender, number, user)
 
     def end_before(self, origin: str, number: int) -> bool:
@@ -150,7 +151,7 @@ class Transfers:
     def has_room(self, key: str, new_origins: int, intervals: int) -> bool:
         """Return whether a bounded key may add this many queues and intervals.
 
-        A key without the claim transfer on the whole namespace is bounded, because the broker
+        A key without the claim Transfer on the whole namespace is bounded, because the broker
         never forgets the numbers of a queue.
         """
         return (

@@ -33,7 +33,7 @@ TAKEN = "taken"  # a fact with packed numbers of an origin; older logs have "tra
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A keyed value; the last one in the log is valid, and None deletes it."""
+    """A keyed value: the last value of a key in the log is valid, and None deletes the key."""
 
     kind: str
     key: str
@@ -142,7 +142,7 @@ class Commit:
         # turn: their new numbers must not be visible before the log has them.
         self.must_sync = bool(self.kept.places)
         self.only_compacts = False  # whether it only moves data, so that a segment can be dropped
-        self.effects: list[Effect] = []  # in the order of their causes
+        self.effects: list[Effect] = []  # in the order in which the turn added them
         self.replies: list[tuple[Request, Any]] = []
         self.refusals: list[tuple[Request, MessagingError]] = []
         # Operations that the meter counts when the turn is answered: of replies and of refusals.
@@ -348,7 +348,7 @@ def transferred_fact(source: str, intervals: Iterable[Sequence[int]]) -> Fact:
 
 
 def owner_fact(source: str, owner: str) -> Fact:
-    """Return the fact with the key that owns a sender or sink."""
+    """Return the fact with the access key that an origin belongs to or counts for."""
     return Fact("owner", source, owner.encode())
 
 

@@ -33,7 +33,7 @@ r"""The format of the log: segments, records and their parts.
     part with a sender says that these numbers of the sender were accepted. FACTS contain all other
     accepted numbers.
 
-log.py writes, reads and repairs it.
+log.py writes the log; log_reading.py reads and repairs it at a start.
 """
 
 import mmap
@@ -155,7 +155,7 @@ class Segment:
     version: int = FORMAT_VERSION
     head: int = ALIGNMENT  # end of its first record, which contains every fact
     last: int = ALIGNMENT  # beginning of the last record that was read from it
-    is_own: bool = False  # whether the open log began it, and so knows all of its readers
+    is_own: bool = False  # whether the open log began it: then `_maps` has all mappings of it
     first_record: int = 0
     successor: int = 0  # the next segment in its seal; 0: it is not sealed
     oldest: int = 0  # the oldest needed segment, from its header; 0: not recorded
@@ -261,7 +261,7 @@ def sealed_for(view: memoryview, offset: int, salt: int) -> int:
 
 
 def is_torn(view: memoryview, offset: int, number: int) -> bool:
-    """Return whether the write of the record with this number began here: then it is torn."""
+    """Return whether a write of this record, which is not complete, began at this offset."""
     if len(view) - offset < RECORD_HEADER.size:
         return offset < len(view)
     found: int = RECORD_HEADER.unpack_from(view, offset)[3]

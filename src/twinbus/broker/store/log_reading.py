@@ -183,7 +183,7 @@ class LogReader:
         if magic == SEGMENT_MAGIC and version > FORMAT_VERSION:
             raise NewerFormatError(
                 f"{segment.path} was written in format {version}; this Twinbus reads up to "
-                f"{FORMAT_VERSION}. Nothing was changed: start it with the newer Twinbus",
+                f"{FORMAT_VERSION}. Nothing was changed: start the broker with the newer Twinbus",
                 path=str(segment.path),
                 version=version,
             )

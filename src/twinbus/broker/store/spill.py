@@ -26,7 +26,7 @@ from twinbus.protocol.origins import OriginKind, origin_kind, spill_source
 
 @dataclass(slots=True)
 class StoreHealth:
-    """Decides from commit times and failures whether sends should be spilled. Pure."""
+    """Decides from commit times and failures whether sends are spilled; it reads no clock."""
 
     spilling: bool = False
     retry_at: int = 0

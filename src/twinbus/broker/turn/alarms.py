@@ -2,8 +2,9 @@
 
 Each queue knows the time of its next event: a lock or a message expires, a schedule comes due, or
 the deadline of a waiting request passes. The alarms of all queues are a heap. If a queue gets an
-earlier alarm, its previous one stays in the heap until it is reached, or until there are many such
-entries. When it is reached, the timers of the queue run once more, and usually find nothing to do.
+earlier alarm, the entry of its previous alarm stays in the heap until the time of this entry, or
+until the heap has many such entries. At that time the timers of the queue run, and usually find
+nothing to do.
 
 The namespace calls this in a turn: it runs the timers that are due, and sets the alarms of the
 queues that the turn changed.
@@ -26,7 +27,7 @@ class Alarms:
     def arm(self, queue: Queue, not_before: int = 0) -> None:
         """Set an alarm for the next event of a queue, unless an earlier alarm is set.
 
-        `not_before` is above zero only after the timers of the queue failed: it is the next try.
+        `not_before` is the time of the next try after the timers of the queue failed; otherwise 0.
         """
         when = max(queue.next_event, not_before)
         if queue.pause and not not_before:

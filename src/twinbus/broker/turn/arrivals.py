@@ -1,9 +1,9 @@
 """Requests that wait for a turn, and which of them are executed in the next one.
 
-Any thread appends requests. The thread with the turn removes them. If all of them fit into one
-turn, they are its group. Otherwise they are sorted into lines, one for each principal. Groups then
-take one request of each line in rotation, so that no principal has to wait until all requests of
-another are executed. The requests of one principal stay in order.
+Any thread appends requests. The thread that runs a turn removes the requests of this turn: its
+group. If all requests fit into one turn, they are its group. Otherwise they are sorted into lines,
+one for each principal, and each group takes one request of each line in rotation. So no principal
+has to wait until all requests of another are executed. The requests of one principal stay in order.
 """
 
 from collections import OrderedDict, deque
@@ -47,7 +47,7 @@ class Arrivals(deque[Request]):
                 self._shorten(request.principal.id, line)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Put back requests of the last group that its turn had no time for: they are next."""
+        """Put back requests for which the last turn had no time; the next turn begins with them."""
         for request in reversed(requests):
             line = self._lines.setdefault(request.principal.id, OrderedDict())
             line[id(request)] = request
@@ -59,8 +59,9 @@ class Arrivals(deque[Request]):
     def next_group(self, *, is_careful: bool) -> list[Request]:
         """Remove and return the requests of the next turn.
 
-        A change of the directory of entities gets a separate turn. If `is_careful`, because the
-        broker has just restarted itself, every request gets a separate turn.
+        A change of the directory of entities gets a separate turn; if other requests wait, the next
+        turn is for these. If `is_careful`, because the broker has just restarted itself, every
+        request gets a separate turn.
         """
         if len(self) == 1 and not self.queued:  # nearly always
             self._changed_directory = type(self[0].command) in CHANGES_DIRECTORY
@@ -93,7 +94,7 @@ class Arrivals(deque[Request]):
             self.queued += 1
 
     def _shorten(self, principal: str, line: "OrderedDict[int, Request]") -> None:
-        """Count a request that was removed from a line."""
+        """Count the request that was removed from a line; remove the line if it is empty."""
         self.queued -= 1
         if not line:
             del self._lines[principal]

@@ -2,8 +2,8 @@
 
 Compaction works on the oldest segment. Its live messages are written again at the end of the log, a
 few per turn, with the same sequence numbers and in their current state. When nothing needs the
-segment any more, its file is removed. Facts need not be moved, because every segment begins with
-all of them.
+segment any more, the log drops it. Facts (keyed values, see store/commit.py) need not be moved,
+because every segment begins with all of them.
 
 The engine calls this in a turn.
 """
@@ -36,7 +36,7 @@ _DURABLE = np.array([DURABLE.get(state, state) for state in State], np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class _Moved(Effect):
-    """Messages whose bodies were written again."""
+    """Messages whose bodies are in the record of this commit, copied from an older batch."""
 
     queue: Queue
     at: Indices
@@ -69,7 +69,7 @@ class _Emptied(Effect):
 
 @dataclass(frozen=True, slots=True)
 class _HistoryCarried(Effect):
-    """Message ids of a segment that were written again."""
+    """Ids for duplicate detection that this commit copies from the oldest segment."""
 
     compaction: "Compaction"
     segment: int
@@ -90,18 +90,20 @@ class Compaction:
         self._namespace = namespace
         self._may_forget = may_forget  # whether records up to a number may be dropped
         self._bodies = namespace.shared.bodies
-        # The numbers of released places and of segments when a step was last not worthwhile.
+        # How many places were released, and how many segments existed, when `has_work` last
+        # returned False because little space was wasted.
         self._looked_at: tuple[int, int] | None = None
         self._unsearched: list[int] = []  # numbers of the queues that the next steps search
-        # The oldest segment, and the last record of the log when it was first found to be empty.
+        # The oldest segment, and the number of the last record when this segment was first found to
+        # have no messages.
         self._emptied: tuple[int, int] | None = None
-        self._history: dict[int, tuple[int, int]] = {}  # by segment: the times of its message ids
-        # A segment, and how many times larger its messages were when some of them were written
-        # again: as columns, small messages take up to twenty times the space of rows.
+        self._history: dict[int, tuple[int, int]] = {}  # by segment: first, last time of its ids
+        # A segment, and by which factor its messages grew when the last step with a bound copied
+        # some of them: as columns, small messages take up to twenty times the space of rows.
         self._growth: tuple[int, float] | None = None
 
     def note_history(self, segment: int, first: int, last: int) -> None:
-        """Record that a segment has message ids of these times."""
+        """Record that a segment has message ids with times from `first` to `last`."""
         low, high = self._history.get(segment, (first, last))
         self._history[segment] = (min(low, first), max(high, last))
 
@@ -171,7 +173,10 @@ class Compaction:
         return None if self._growth is None or self._growth[0] != segment else self._growth[1]
 
     def stage(self, commit: Commit, room: int | None = None) -> None:
-        """Add one step to the commit; with `room`, it writes at most so many bytes of messages."""
+        """Add one step to the commit.
+
+        With `room`, the step writes at most this number of bytes of messages, or one message.
+        """
         oldest = self._oldest
         if self._bodies.live_in(oldest):
             if room is not None and self._growth_of(oldest) is None:
@@ -276,7 +281,7 @@ class Compaction:
 
 
 def _keys(queue: Queue, at: Indices) -> npt.NDArray[np.int64]:
-    """Return batch and row of each message in one number; copies of a topic have equal numbers."""
+    """Return batch and row of each message as one number, which copies of a message share."""
     keys: npt.NDArray[np.int64] = (queue.waiting.get("batch", at) << 32) | queue.waiting.get(
         "row", at
     )

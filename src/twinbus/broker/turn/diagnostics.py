@@ -1,4 +1,4 @@
-"""Diagnostic bundles: a folder that an operator can read, written when the broker heals itself."""
+"""Diagnostic bundles: a folder for the operator, written before a restart from the log."""
 
 import json
 import os

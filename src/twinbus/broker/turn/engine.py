@@ -107,7 +107,7 @@ class Engine:
         self._delayed_replies: list[tuple[Request, Any]] = []  # replies that wait for a slow log
         # Refusals that wait for a slow log: their commands have settled some of their messages.
         self._delayed_refusals: list[tuple[Request, MessagingError]] = []
-        self._delayed_operations: list[Operation] = []  # of these replies
+        self._delayed_operations: list[Operation] = []  # the operations of the delayed replies
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
@@ -151,7 +151,9 @@ class Engine:
         self._reopens_at, self.trouble = None, ""
         if self.log.cut_bytes:
             _log.warning(
-                "%s: cut off a torn tail of %d bytes that was never acknowledged; kept in log/cut",
+                "%s: the log ended with an incomplete record of %d bytes, as after a crash. It was "
+                "never acknowledged. The broker moved these bytes to log/cut; nothing needs to be "
+                "done",
                 settings.directory,
                 self.log.cut_bytes,
                 extra=facts_of_line(event="torn_tail", cut_bytes=self.log.cut_bytes),
@@ -199,11 +201,11 @@ class Engine:
         return self._now
 
     def _shift(self, by: int) -> None:
-        """Move all deadlines that are durations with the wall clock.
+        """Move all deadlines that were set as durations: the wall clock was moved by `by`.
 
         The log has expiry times from before the step, so the step is written there as well.
         """
-        _log.warning("The wall clock was set by %.3f s; timers are adjusted", by / 1e6)
+        _log.warning("The wall clock was moved by %.3f s. The broker adjusts its timers", by / 1e6)
         self.namespace.shift(by, self._now)
         self._spilling.shift(by)
         self.watch.shift(by)
@@ -221,7 +223,7 @@ class Engine:
                 self._kept.facts.append(Fact("leased until", key, lease.renewal()))
 
     def notices_clock(self) -> bool:
-        """Return whether the wall clock was set since the last turn."""
+        """Return whether the wall clock was set, and no turn has noticed it yet."""
         return self._time.is_off and self._time.looks_again_at == NEVER_US
 
     @property
@@ -317,7 +319,8 @@ class Engine:
 
     def _end_turn(self, now: int) -> None:
         """Do maintenance for which nobody waits."""
-        if self._is_compaction_paused and not self._kept:  # kept entries may need what is dropped
+        # Until kept entries are written, the log still refers to messages that are gone in memory.
+        if self._is_compaction_paused and not self._kept:
             self._compaction.drop_empty()
             self._compact_full_disk()
         self.namespace.reclaim()
@@ -365,7 +368,7 @@ class Engine:
             return False
         for effect in commit.effects:
             effect.durable()
-        commit.effects.clear()  # some refer to the commit and to deleted entities
+        commit.effects.clear()  # they would keep the commit and deleted entities in memory
         self._add_delayed(commit)
         self._answer(commit)
         return True
@@ -464,7 +467,8 @@ class Engine:
     ) -> None:
         """Undo tentative entries, keep the others for the next record, and spill the sends.
 
-        The other requests get the error of the log, unless they were refused for another reason.
+        Requests that are not spilled get the error of the log, unless they were refused for another
+        reason.
         """
         _log.debug("A commit was refused: %s", error)
         for effect in reversed(commit.effects):
@@ -504,24 +508,27 @@ class Engine:
         cause = cause_of(error)
         pause = self.healing.begin(cause, self._now)
         folder = self._report(error)
+        bundle = (
+            f"a diagnostic bundle is in {folder}" if folder else "no diagnostic bundle was written"
+        )
         _log.error(
-            "The broker found its state inconsistent and restarts from its log: %r. A diagnostic "
-            "bundle is in %s",
+            "The broker found its state inconsistent and restarts from its log: %r; %s. No "
+            "acknowledged message is lost. If it happens again, report it with the bundle",
             error,
-            folder,
+            bundle,
             extra=facts_of_line(event="restarting", cause=cause, bundle=str(folder)),
         )
         error.__traceback__ = error.__context__ = error.__cause__ = None  # they refer to old state
-        self.trouble = f"{cause}; a report is in {folder}"
+        self.trouble = f"{cause}; {bundle}"
         restarting = BrokerRestartingError(
-            f"the broker restarts after an internal error; a report is in {folder}. Try again",
+            f"the broker restarts after an internal error ({cause}); {bundle}. Try again",
             bundle=str(folder),
         )
         failed: MessagingError = restarting
         if len(requests) == 1 and isinstance(error, Exception):
             failed = CommandFailedError(
                 f"the broker restarts because this command caused an internal error ({cause}); it "
-                f"was not executed. Do not repeat it. A report is in {folder}",
+                f"was not executed; {bundle}. Do not repeat the command, and report the error",
                 bundle=str(folder),
             )
         waiting = [
@@ -538,8 +545,8 @@ class Engine:
         self._reopens_at = NEVER_US if pause is None else self._now + pause
         if pause is None:
             raise GaveUpError(
-                f"the broker restarted too often for the same cause and stops: {self.trouble}. The "
-                "newest folder in diagnostics/ has the details"
+                f"the broker restarted too often for the same cause and stops: {self.trouble}. "
+                "Report it with the newest folder in diagnostics/"
             )
         if not pause:
             self._open()
@@ -573,7 +580,12 @@ class Engine:
         try:
             return write_bundle(directory, error, self.namespace, self.log, recent, self._now)
         except Exception as trouble:  # noqa: BLE001 - the restart is more important
-            _log.warning("The diagnostic bundle could not be written: %s", trouble)
+            _log.warning(
+                "The diagnostic bundle could not be written, and the broker restarts without it: "
+                "%s. Make %s writable, or free space on its disk",
+                trouble,
+                directory,
+            )
             return None
 
     # -- called by the writer ------------------------------------------------------------------
@@ -642,7 +654,11 @@ class Engine:
             try:
                 self._append(commit)
             except StoreUnavailableError as error:
-                _log.warning("Settlements could not be written: %s", error)
+                _log.warning(
+                    "Settlements could not be written before the namespace closed: %s. Their "
+                    "messages are delivered again after the next start",
+                    error,
+                )
                 for request, _ in [*commit.replies, *commit.refusals]:
                     request.fail(error)
             else:

@@ -65,7 +65,12 @@ class Isolation:
         cause = cause_of(error)
         self.failures[cause] += 1
         if self.failures[cause] == 1:
-            _log.error("%s failed and was undone", what, exc_info=error)
+            _log.error(
+                "An internal error in %s; all changes were undone, and other commands are not "
+                "affected. Report it with this traceback",
+                what,
+                exc_info=error,
+            )
         drop_frames(error)
         return CommandFailedError(
             f"the broker failed to execute {what} ({type(error).__name__}); it changed nothing, "

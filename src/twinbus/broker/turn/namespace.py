@@ -92,7 +92,7 @@ class _DeletedIdle(Effect):
     now: int
 
     def refused(self) -> None:
-        """Keep it for another idle period."""
+        """Keep the entity for another idle period."""
         self.entity.note_use(self.now)
 
 
@@ -120,11 +120,11 @@ class BrokerNamespace:
         )
         self._alarms = Alarms()
         self._to_reclaim: dict[int, Queue] = {}  # queues that changed in this turn
-        self._work = 0  # done in this turn, in ordinary commands
-        self._serving_work = 0  # the part of it that served waiting requests
-        # Queues whose waiting requests this turn had no time for: the next turn serves them.
+        self._work = 0  # the work of this turn, as a number of ordinary commands
+        self._serving_work = 0  # the part of this work that served waiting requests
+        # Queues with waiting requests for which this turn had no time: the next turn serves them.
         self._unserved: dict[int, Queue] = {}
-        self._resumed: dict[int, Queue] = {}  # those of the last turn
+        self._resumed: dict[int, Queue] = {}  # queues left unserved by the last turn
         owners: dict[Claim, object] = {
             Claim.SEND: self.sends,
             Claim.LISTEN: QueueCommands(self.directory, self.overload),
@@ -145,7 +145,7 @@ class BrokerNamespace:
     # -- a turn --------------------------------------------------------------------------------
 
     def tick(self, now: int, commit: Commit) -> None:
-        """Run the timers up to this time.
+        """Run the timers that are due.
 
         A queue whose timers fail is paused, longer each time; the other queues are not affected.
         """
@@ -173,13 +173,13 @@ class BrokerNamespace:
     def execute(self, requests: Sequence[Request], now: int, commit: Commit) -> Sequence[Request]:
         """Execute commands; sends are executed last, together. Replies are put into the commit.
 
-        Return the requests for which the turn has no time. When the work of the turn is done, these
-        are the large requests, and the later requests of principals that had one in this turn.
+        Return the requests for which the turn has no time. After the work of the turn has reached
+        its bound, the turn still executes one small request of each principal that had none.
         """
         self._work = self._serving_work = 0
         if self._unserved:
-            # They are served before other queues. The one that took the time of the last turn is
-            # the last of them.
+            # Queues that the last turn left unserved are served first; the queue that used up the
+            # time of the last turn is the last of these.
             self._resumed, self._unserved = dict(reversed(self._unserved.items())), {}
         if len(requests) == 1 and type(requests[0].command) is c.Send:
             self.sends.execute([requests[0]], now, commit)
@@ -224,7 +224,8 @@ class BrokerNamespace:
     def _count_rules(self, command: c.Send, *, is_first: bool) -> None:
         """Count the work of rules for a send to a topic.
 
-        All sends of a turn to one topic are evaluated together, so a part counts once (`is_first`).
+        All sends of a turn to one topic are evaluated together. So the work that does not depend on
+        their size counts once, for the first of them (`is_first`).
         """
         entity = self.directory.find(command.path)
         if isinstance(entity, Topic):
@@ -274,8 +275,8 @@ class BrokerNamespace:
     def serve(self, now: int, commit: Commit) -> None:
         """Serve waiting requests with deliverable messages, and set the alarms.
 
-        When the work of the turn is done, the other requests are served in the next turn. A part
-        of each turn is for waiting requests: commands cannot take all of it.
+        Requests that are beyond the work of a turn are served in the next turn. A part of each turn
+        is reserved for waiting requests, so that commands cannot use all of it.
         """
         changed, self.shared.changed_queues = self.shared.changed_queues, {}
         queues, self._resumed = self._resumed | changed, {}
@@ -287,7 +288,7 @@ class BrokerNamespace:
             self._alarms.arm(queue)
 
     def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool | None:
-        """Serve a waiting request; return whether it was served, None if the turn has no time."""
+        """Serve a waiting request; return whether it was served; None: the turn has no time."""
         if self._work >= TURN_WORK and self._serving_work >= SERVING_WORK:
             self._unserved[queue.entity] = queue
             return None
@@ -310,9 +311,9 @@ class BrokerNamespace:
         return True
 
     def forward_dead_letters(self, now: int, commit: Commit) -> None:
-        """Forward the dead letters that were parked in this turn.
+        """Forward the messages that this turn dead-lettered, where dead letters are forwarded.
 
-        If that fails, they stay in their dead-letter queue.
+        If that fails, they stay in their dead-letter queue, and can be received from there.
         """
         parked, self.shared.parked = self.shared.parked, {}
         for queue in parked.values():
@@ -330,7 +331,7 @@ class BrokerNamespace:
             queue.waiting.reclaim()
 
     def reclaim(self) -> None:
-        """Release the rows of messages that are gone, and count the memory; between turns."""
+        """Release the rows of messages that are gone, and count the memory; called after a turn."""
         for queue in self._to_reclaim.values():
             queue.waiting.reclaim()
         self._to_reclaim.clear()
@@ -373,7 +374,7 @@ class BrokerNamespace:
             self._alarms.arm(queue)
 
     def name_origins(self, queue: Queue, birth: str) -> None:
-        """Set the names of a queue as an origin, one for each start that numbered its messages."""
+        """Set the names that identify a queue in transfers, one for each start of the broker."""
         starts = [(0, ""), *self.starts.of(queue.entity)]
         queue.origins = [
             (first, queue_source(queue.path, queue.entity, birth, start)) for first, start in starts
@@ -461,7 +462,7 @@ class BrokerNamespace:
 
 
 def _late(requests: Sequence[Request], first: int) -> tuple[list[Request], list[Request]]:
-    """Split the requests from `first` on, when the work of the turn is done.
+    """Split the requests from `first` on, after the work of the turn has reached its bound.
 
     Return the requests that the turn still executes: one small request of each principal that has
     none in this turn yet. Return also the other requests, which wait for the next turn; requests of

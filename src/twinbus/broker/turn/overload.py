@@ -64,7 +64,7 @@ class OverloadGuard:
             self.throttle.check_room(self._shared.resources.memory_bytes, self.storage_bytes)
 
     def check_receives(self, path: str, principal: Principal) -> None:
-        """Raise ServerBusyError if there are too many waiting requests for another one."""
+        """Raise ServerBusyError if so many requests wait that this one may not wait, too."""
         shared = self._shared
         usage = Usage(
             shared.resources.memory_bytes,

@@ -1,7 +1,7 @@
 """Queue commands: what clients ask of the messages of one queue.
 
 Each method executes one command: it finds the queue, checks that the queue and its entity allow the
-command, and calls the queue (room `queue`), which decides. The names of the methods are in
+command, and calls the queue (queue/queue.py), which decides. The names of the methods are in
 protocol/table.py. A request that finds no messages or no session may wait: it is added to the
 waiters of the queue, and gets its reply in a later turn.
 
@@ -66,14 +66,18 @@ class QueueCommands:
                 path=path,
             )
         if session is not None and not queue.settings.requires_session:
-            raise InvalidOperationError(f"{path} has no sessions; receive without one", path=path)
+            raise InvalidOperationError(
+                f"{path} has no sessions: it is a dead-letter queue, or was created without "
+                "requires_session. Receive without a session",
+                path=path,
+            )
         return self._queue(path, now)
 
     def receive(self, command: c.Receive, request: Request, now: int, commit: Commit) -> Any:
         """Deliver messages, or let the request wait."""
         wait = to_us(command.wait)
         queue = self._receivable(command.path, command.session, now)
-        must_wait = queue.waiters.has_receives and command.session is None  # earlier ones are first
+        must_wait = queue.waiters.has_receives and command.session is None  # earlier requests first
         delivery = None if must_wait else queue.receive(command, now, commit)
         if delivery is not None:
             return delivery
@@ -186,7 +190,10 @@ class QueueCommands:
         queue.set_session_state(command.session, command.state, now, commit)
 
     def list_sessions(self, command: c.ListSessions, _: Request, now: int, __: Commit) -> list[str]:
-        """Return a page of the sessions that have messages or a state."""
+        """Return a page of the sessions that have messages or a state.
+
+        With `state_updated_after_utc`, return the sessions whose state changed since that time.
+        """
         queue = self._with_sessions(command.path)[1]
         self._queue(command.path, now)
         after = command.state_updated_after_utc
@@ -199,7 +206,11 @@ class QueueCommands:
         """Return the entity and queue of a path; raise if the queue has no sessions."""
         entity, queue = self._directory.queue(path)
         if not queue.settings.requires_session:
-            raise InvalidOperationError(f"{path} has no sessions; omit the session", path=path)
+            raise InvalidOperationError(
+                f"{path} has no sessions: it is a dead-letter queue, or was created without "
+                "requires_session. Receive or peek without a session",
+                path=path,
+            )
         return entity, queue
 
     # -- ranges --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class RecoveredBroker:
     compaction: Compaction
     lineage: Lineage
     records: int  # number of records in the log
-    clock_steps: dict[int, int]  # of the wall clock, by the last record before each step
+    clock_steps: dict[int, int]  # in microseconds, by the last record before each step
     kept: Entries  # must be written soon: they cause a record
     unwritten: list[Fact]  # are written with the next record, but do not cause one
 
@@ -110,8 +110,8 @@ class LogRecovery:
     def _is_log_lost(self, log: Log) -> bool:
         """Return whether the log is empty although LOCK or the ledger shows earlier records.
 
-        The broker starts on such a directory only if the operator accepts the damage; otherwise
-        raise. It then uses the namespace id in the ledger, so that clients and backlog queues
+        If it is and the operator does not accept the damage, raise. If the operator accepts the
+        damage, the broker uses the namespace id in the ledger, so that clients and backlog queues
         recognise the namespace.
         """
         seen = max(log.seen_record, self.ledgers.covered_record)

@@ -1,8 +1,9 @@
 """Replay: builds the namespace from the log.
 
-The log is read once. For each key the last fact is valid. Places and changes are collected as
-columns. In the end each message has its last place and the state of its last change, and messages
-that are gone are removed. No step handles single messages.
+The log is read once. For each key the last fact is valid. A place says that a queue has a message,
+and which row of which batch contains it. A change is a new state of a message. Places and changes
+are collected as columns. In the end each message has its last place and the state of its last
+change, and messages that are gone are removed, all with operations on whole columns.
 
 recovery.py calls this when a directory is opened.
 """
@@ -118,9 +119,9 @@ class Replay:
     def history(self, now: int) -> Iterator[tuple[int, "_Ids", Int64s]]:
         """Yield the message ids of each HISTORY part: its segment, the ids, and their times.
 
-        The times are adjusted to the steps of the wall clock. A time after `now` is from before a
-        step that the log does not have, because the broker did not run: such an id is as new as an
-        id can be.
+        The times are adjusted to the steps of the wall clock. A time after `now` shows that the
+        wall clock was set back while the broker did not run: the log has no such step. This time is
+        replaced by `now`, the latest time that an id can have.
         """
         steps = self.clock_steps
         for record, segment, ids in self._history:
@@ -141,7 +142,8 @@ class Replay:
         highest: dict[int, int] = {}
         if not places:
             return {}, highest
-        # The time to live of a scheduled message begins when it is due, and this does not move.
+        # The time to live of a scheduled message begins at its due time, which a step of the clock
+        # does not move.
         moves = (places["expires"] != NEVER_US) & (places["state"] != State.SCHEDULED)
         for record, step in self.clock_steps.items():
             earlier = (places["order"] <= record) & moves
@@ -219,7 +221,7 @@ _DTYPES = {column.name: column.type.to_pandas_dtype() for column in SCHEMAS[Part
 
 
 def _gathered(parts: list[Columns], order: list[int]) -> Columns:
-    """Return concatenated parts; the column `order` has the record of each row."""
+    """Return concatenated parts; the column `order` has the record number of each row."""
     if not parts:
         return {}
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

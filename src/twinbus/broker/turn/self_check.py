@@ -1,8 +1,8 @@
 """The self-check: compares the counts of queues with their messages while the broker runs.
 
-A wrong count would accept too many messages or lose track of some. The thread with the turn checks
-one queue each SELF_CHECK_INTERVAL_US. A queue with wrong counts raises, and the engine restarts
-from its log (healing.py).
+With a wrong count, a queue would accept too many messages or fail to deliver some. The thread with
+the turn checks one queue each SELF_CHECK_INTERVAL_US. If the counts of a queue are wrong, the check
+raises, and the engine restarts from its log (healing.py).
 """
 
 from twinbus.broker.entities.directory import Directory
@@ -15,7 +15,7 @@ class InvariantError(BrokenInvariantError):
 
 
 class SelfCheck:
-    """Checks all queues of a namespace in turn, one at a time."""
+    """Checks all queues of a namespace, one after the other."""
 
     def __init__(self, directory: Directory, now: int) -> None:
         self._directory = directory

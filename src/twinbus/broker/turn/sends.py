@@ -2,9 +2,9 @@
 
 All sends of a turn to one entity are executed together, as one batch of the intake
 (sending/intake.py). If an error makes them fail together, they are executed one by one, so that
-only the send that causes the error fails. A send is refused while its entity does not accept
-messages, while memory or storage is full, or above a rate. Spilled sends were acknowledged before,
-so they are not refused for these reasons.
+only the send that causes the error fails. A send is refused if its entity does not accept messages,
+if memory or storage is full, or if a rate is exceeded. Spilled sends were acknowledged before, so
+they are not refused for these reasons.
 
 The namespace calls this in a turn, after all other commands of the turn; spilling.py calls it for
 spilled sends.
@@ -107,7 +107,7 @@ class Sends:
             return entity
         if isinstance(entity, Subscription):
             raise InvalidOperationError(
-                f"{path} cannot be sent to directly; send to the topic", path=path
+                f"{path} is a subscription, which accepts no sends; send to its topic", path=path
             )
         entity.check_send()
         return entity

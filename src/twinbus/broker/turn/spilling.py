@@ -2,9 +2,9 @@
 
 A spilled send is durable and acknowledged, but not visible. When the log accepts records again,
 the oldest spilled sends become part of each turn. They are removed from the spill store when the
-record of the turn is durable. A spilled send that cannot be moved stays there, because it was
-acknowledged. Later sends to the same entity wait until it is moved, so that their order is kept;
-sends to other entities are moved.
+record of the turn is durable. A spilled send that cannot be moved stays in the spill store, because
+it was acknowledged. Later spilled sends to the same entity wait until it is moved, so that their
+order is kept; sends to other entities are moved.
 
 The engine calls this from the thread with the turn. store/spill.py has the files, and
 `StoreHealth` decides when to spill.
@@ -123,8 +123,9 @@ class Spilling:
             raise full(entity)
         if self._spill.size_in_bytes >= MAX_SPILL_BYTES:
             raise StoreUnavailableError(
-                f"the spill store has {self._spill.size_in_bytes} bytes, the maximum, and the log "
-                "still cannot be written; nothing new was accepted. Repair the disk of the log",
+                f"the spill store is full ({self._spill.size_in_bytes} of {MAX_SPILL_BYTES} bytes) "
+                "and the log still cannot be written, so the send was refused. Free space on the "
+                "disk of the log, or repair the disk",
                 path=path,
             )
 
@@ -171,9 +172,9 @@ class Spilling:
         return sends
 
     def note_moved(self, positions: Sequence[int], next_entries: Entries) -> None:
-        """Remove sends that the log has from the spill store.
+        """Remove sends from the spill store that are now in the log.
 
-        When all are removed, the storage trouble ends, either here or in `_try_log`.
+        When the spill store is empty, the storage trouble ends, either here or in `_try_log`.
         """
         done = self._spill.moved(positions)
         if done:
@@ -183,10 +184,10 @@ class Spilling:
             self._health.recovered()
 
     def _try_log(self, now: int, commit: Commit) -> None:
-        """End the storage trouble; nothing is spilled.
+        """End the storage trouble, because the spill store is empty.
 
-        If the log has refused a record, write a small one first: the trouble ends when it is
-        durable.
+        If the log has refused a record and accepted none since, write a small record first: the
+        trouble ends when this record is durable.
         """
         if not self._health.is_refusing:
             self._health.recovered()

@@ -1,9 +1,9 @@
-"""Watches the store of a namespace: logs the begin and end of trouble, and slow flushes.
+"""Watches the log and the spill store: logs when storage trouble begins and ends, and slow flushes.
 
-The thread with the turn calls `look` at the end of a turn. A trouble of hours is two log lines,
-however often the broker retries. If a send is in the spill store for longer than SPILL_BOUND_US,
-the namespace is degraded until no send waits that long. Other threads may read the attributes at
-any time.
+The thread with the turn calls `look` at the end of a turn. Trouble that lasts for hours causes two
+log lines, however often the broker retries. If a send is in the spill store for longer than
+SPILL_BOUND_US, the namespace is degraded until no send waits that long. Other threads may read the
+attributes at any time.
 """
 
 import logging
@@ -27,11 +27,11 @@ class Degradation:
 
 
 class StoreWatch:
-    """Reports on the store of a namespace; survives restarts of the broker."""
+    """Logs the state of the log and the spill store; survives self-healing restarts."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._trouble_since: int | None = None  # None: no trouble was logged, or its end was
+        self._trouble_since: int | None = None  # None: no trouble, or its end was logged
         self._slow_flushes = LineRate(LOG_INTERVAL_US)
         self.degradation: Degradation | None = None
         # When the oldest waiting send makes the namespace degraded; NEVER_US: no send waits, or the
@@ -92,8 +92,9 @@ class StoreWatch:
         self._trouble_since = health.since
         reason = health.reason or f"{len(spill)} sends of an earlier start wait in the spill store"
         _log.warning(
-            "Storage trouble begins in %s: %s. Sends are accepted into the spill store and appear "
-            "later",
+            "Storage trouble begins in %s: %s. Sends are accepted into the spill store and become "
+            "visible when the log accepts records. If the disk of the log is full, free space; if "
+            "it is slow or broken, replace it",
             self._directory,
             reason,
             extra=facts(event="storage_trouble", directory=str(self._directory), reason=reason),
@@ -125,7 +126,8 @@ class StoreWatch:
             return
         self.degradation = Degradation(self.degrades_at, reason)
         _log.warning(
-            "The namespace in %s is degraded: %s",
+            "The namespace in %s is degraded: %s. These sends are durable, but cannot be received "
+            "yet. If the log cannot be written, free space on its disk or replace the disk",
             self._directory,
             reason,
             extra=facts(
@@ -141,8 +143,8 @@ class StoreWatch:
         seconds = (now - self.degradation.since) / SECOND_US
         self.degradation = None
         _log.warning(
-            "The namespace in %s is no longer degraded after %.1f s: the sends that waited in the "
-            "spill store have appeared",
+            "The namespace in %s is no longer degraded after %.1f s: the sends that waited too "
+            "long in the spill store are visible",
             self._directory,
             seconds,
             extra=facts(event="degraded_ended", directory=str(self._directory), seconds=seconds),

@@ -1,7 +1,8 @@
-"""The writers: one thread at a time has the turn, in which it decides, commits and answers.
+"""The writers: one thread at a time runs a turn: it executes requests, commits and answers them.
 
-Requests that arrive during a turn wait for the next one, which executes all of them: group commit.
-If they are more work than fits into a turn, each principal gets a share of the turn (arrivals.py).
+This thread is called the thread with the turn, and only this thread changes the engine. Requests
+that arrive during a turn wait for the next one, which executes all of them: group commit. If they
+are more work than fits into a turn, each principal gets a share of the turn (arrivals.py).
 `InlineWriter` has no thread: the caller runs the turn, and time passes when the clock is moved. It
 is for simulations. `ThreadedWriter` is for everything else.
 """
@@ -154,7 +155,9 @@ class Writer(ABC):
 
     def _arrive(self, request: Request) -> None:
         self._arrivals.append(request)
-        if self._end is not None:  # checked last, so that no request is added after `_stop`
+        # Checked after the request was added: otherwise `_stop` could run in between, and nothing
+        # would answer the request.
+        if self._end is not None:
             self._refuse_late(request, self._end)
 
     def _refuse_late(self, request: Request, reason: MessagingError) -> None:
@@ -352,7 +355,7 @@ class ThreadedWriter(Writer):
         self._wakeup.send()
 
     def _run(self) -> None:
-        """Run the timers, and turns whose expected callers did not arrive. The thread runs this."""
+        """Run timers, and turns whose expected callers did not arrive, in the writer's thread."""
         while self._end is None:
             turns = self._turns
             self._sleep()
@@ -406,7 +409,7 @@ class ThreadedWriter(Writer):
         if (
             len(self._arrivals) >= (self._expected or 1)  # this line and the next: `_is_ready`
             or self._arrivals.queued
-            or self._leaving  # a caller found the turn taken
+            or self._leaving  # `withdraw` was called while another thread ran a turn
             or (self._expected and not self._sleeps_briefly)
             or self._next_event < self._sleeps_until
         ):

@@ -1,9 +1,10 @@
 """RabbitMQ as a namespace: queues are quorum queues, topics are exchanges.
 
-A thread of the namespace runs an event loop that owns every pika connection. Callers queue commands
-for the loop and wait for the replies. The modules, from the top down:
+An event loop owns every pika connection. A caller that waits for its reply runs the loop, or a
+thread of the namespace does. Other callers queue their commands. The modules, from the top down:
 
     namespace     the contract: queues commands, waits, closes; handles a fork
+    driving       the event loop: which thread runs it, and how commands reach it
     runner        runs on the loop: which part executes which command
     publishing    sends: one channel per entity, publisher confirms, a bounded window
     receiving     receives and settlements: consumers that fetch no more than a receive wants
@@ -15,7 +16,7 @@ for the loop and wait for the replies. The modules, from the top down:
     layouts       properties with the same layout, read together
     messages      a message as properties and headers
     properties    properties and headers as bytes
-    refusals      maps what RabbitMQ and pika report to our errors
+    refusals      which error of Twinbus a report of RabbitMQ or pika becomes
 
 Nothing here retries: the retry policy of the client is the only one.
 """

@@ -2,7 +2,8 @@
 
 A receive becomes one Arrow batch without an object per message. Values are gathered by column, with
 the rows that they belong to, because most columns have no value at all. Only malformed bytes raise.
-Whatever else another program has sent, what does not fit is left out, shortened or becomes text.
+Other values that another program has sent and that do not fit are left out, shortened or converted
+to text.
 
 Messages whose properties have the same layout are read together (`layouts.py`), others one by one.
 """
@@ -116,7 +117,7 @@ _Chunk = tuple[Int64s, pa.Array]  # some rows of a column, and their values
 
 
 def _spread(chunks: Sequence[_Chunk], count: int, kind: pa.DataType) -> pa.Array:
-    """Return a column of so many rows with values in some of them, and null in the others."""
+    """Return a column of `count` rows, with values in some of them, and null in the others."""
     if not chunks:
         return pa.nulls(count, kind)
     rows = np.concatenate([rows for rows, _ in chunks])
@@ -313,14 +314,15 @@ def _life_us(expiration: object, exact_us: object) -> int | None:
 class _Bags:
     """The application properties of all rows.
 
-    A property of a row has its place among the properties of all rows once their numbers are known.
+    The place of a property in the column is known only when all properties of all rows are counted.
     """
 
     def __init__(self, count: int) -> None:
         self._counts = np.zeros(count, np.int64)  # of properties, by row
         self._names: list[str] = []  # of the properties that are added one by one
         self._rows: list[int] = []  # the rows that have such properties
-        self._children: dict[str, tuple[list[int], list[Any]]] = {}  # of such: index, value
+        # By type: the indexes of such properties in _names, and their values.
+        self._children: dict[str, tuple[list[int], list[Any]]] = {}
         self._alike: list[tuple[Int64s, list[tuple[str, pa.Array]]]] = []
 
     def add(self, row: int, headers: Headers) -> None:
@@ -331,7 +333,7 @@ class _Bags:
         for header, value in headers.items():
             name = _property_name(header)
             if name is None or (name != header and _property_name(name) in headers):
-                continue  # without the prefix it is there, too
+                continue  # another header names the property without the prefix
             child = _PLAIN.get(type(value))
             if child is None or name in types:
                 typed = _typed(value, types.get(name))

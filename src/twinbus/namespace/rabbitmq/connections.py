@@ -1,9 +1,9 @@
 """Connections over a list of hosts, and channels whose calls can be awaited.
 
-Everything here runs on the event loop of `namespace`. A connection is opened when it is first
-needed, and again after it has failed. Hosts are tried in turn, starting with the one that worked
-last. After all hosts have failed, callers get the same error for a short and growing time, so that
-a broker that is starting is not flooded.
+Everything here runs on the event loop (driving.py). A connection is opened when it is first needed,
+and again after it has failed. Hosts are tried in turn, starting with the one that worked last.
+After all hosts have failed, callers get the same error for a short and growing time, so that a
+broker that is starting is not flooded.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class BrokerChannel:
         return bool(await self.answer_to(confirmed))
 
     async def confirm(self, callback: OnConfirm) -> None:
-        """Switch the channel to confirms, which the callback gets."""
+        """Switch the channel to confirm mode; the callback gets the confirms."""
         await self.call("confirm_delivery", _do_nothing)
         self.pika.connection.confirms[self.number] = callback
 
@@ -156,7 +156,7 @@ class BrokerConnection:
 
     @property
     def frame_bytes(self) -> int:
-        """The largest frame that the broker accepts."""
+        """The largest frame that the broker accepts; 0 without a connection."""
         return int(self._connection.params.frame_max) if self._connection is not None else 0
 
     def gather(self) -> None:

@@ -31,7 +31,7 @@ from twinbus.protocol.requests import BlockingRequest, unanswered
 
 
 class _Selector(selectors.DefaultSelector):
-    """Records whether an exception interrupted the wait, or something else."""
+    """Records whether an exception interrupted the wait for the sockets, or a callback."""
 
     is_waiting = False
 
@@ -72,7 +72,7 @@ class SharedLoop:
         """Queue a command for the thread that has the turn."""
         self._arrivals.append((job, timeout_s))
         if not self._turn.locked():
-            self._needed.set()  # the own thread takes the arrivals
+            self._needed.set()  # the loop's own thread takes the arrivals
         elif not self._is_woken:
             self._is_woken = True
             self._call(self._take)
@@ -141,15 +141,15 @@ class SharedLoop:
             self._leave()
 
     def _take_at_once(self) -> None:
-        """Start the commands before the loop looks at its sockets, which costs a system call."""
-        asyncio._set_running_loop(self._loop)  # noqa: SLF001 - for whoever runs a loop
+        """Start the commands, so that the loop does not poll its sockets first (a system call)."""
+        asyncio._set_running_loop(self._loop)  # noqa: SLF001 - for code that runs a loop
         try:
             self._context.run(self._take)
         finally:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def _leave(self) -> None:
-        """Release the turn; have the own thread take it if there is something to do."""
+        """Release the turn; the loop's own thread takes it if there is something to do."""
         self._runner.write()  # the loop was stopped before it wrote the last frames
         self._turn_of = 0
         self._turn.release()

@@ -3,8 +3,8 @@
 pika writes each frame with its own system call, reads 4 KB at a time, copies its whole buffer for
 each frame that it reads, makes objects of each frame and of its properties, and looks up the
 callbacks of every frame by name. Each of these costs more than everything else that a message
-needs. So this class joins the frames of one turn of the loop, encodes publications, and reads
-confirms and deliveries; pika does the rest.
+needs. So `FramedConnection` joins the frames of one turn of the loop, encodes publications, and
+reads confirms and deliveries; pika does the rest.
 
     frame on the wire (AMQP 0-9-1)   type (1 byte), channel (2), size (4), payload, 206 (1)
     payload of a confirm             60 (2), 80 or 120 (2), delivery tag (8), flags (1; 1: multiple)
@@ -41,7 +41,7 @@ _CONTENT_HEAD = Struct(">BHLHHQ")  # of the frame, then of the content
 _METHOD_HEAD = Struct(">BHLLB")  # of the frame, the method and the length of its first text
 _LEAST_DELIVERY = _METHOD_HEAD.size + _TAG.size
 _ENDS = (spec.FRAME_END,) * 3
-_BODY_HEAD = Struct(">BBHL")  # behind the end of the frame before
+_BODY_HEAD = Struct(">BBHL")  # the last byte of the previous frame, then the next head
 _MARK_NAME = bytes((len(PUBLICATION),)) + PUBLICATION.encode()
 _MARK = Struct(f">L{len(_MARK_NAME)}scq")  # size of the table, then its first header
 _MARK_BYTES = _MARK.size - 4
@@ -68,7 +68,8 @@ class ContentReader:
 
     def __init__(self, on_content: OnContent) -> None:
         self._on_content = on_content
-        self._start: tuple[bytes | None, int, int] | None = None  # what the method frame said
+        # From the method frame: consumer tag, delivery tag, messages left.
+        self._start: tuple[bytes | None, int, int] | None = None
         self._properties: bytes | None = None
         self._left = 0  # bytes of the body that have not arrived
         self._pieces: list[bytes] = []
@@ -128,14 +129,18 @@ class ContentReader:
             self._left -= len(payload)
             self._pieces.append(payload)
         else:
-            raise exceptions.UnexpectedFrameError(f"a frame of type {kind} inside a message")
+            raise exceptions.UnexpectedFrameError(
+                f"the broker sent a frame of type {kind} before the end of a message"
+            )
         if not self._left:
             self._end()
         return True
 
     def _begin(self, payload: bytes) -> bool:
         if self._start is not None:
-            raise exceptions.UnexpectedFrameError("a method inside a message")
+            raise exceptions.UnexpectedFrameError(
+                "the broker sent a method frame before the end of a message"
+            )
         (index,) = _INDEX.unpack_from(payload)
         if index == _DELIVER:
             end = 5 + payload[4]
@@ -158,14 +163,14 @@ class ContentReader:
 class FramedConnection(AsyncioConnection):  # type: ignore[misc]
     """Writes frames together, and passes confirms and messages to their channels directly.
 
-    Frames go to the socket at once if it has room, without waiting for the next turn of the loop.
+    `write_frames` writes to the socket at once if it has room; pika would wait for the next turn.
     """
 
     _frame_buffer: bytes  # of pika: the beginning of the next frame
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
-        self.is_gathering = False  # somebody calls `write_frames` after the last frame
+        self.is_gathering = False  # True: the code that set it calls `write_frames`
         self.confirms: dict[int, OnConfirm] = {}  # by channel number
         self.readers: dict[int, ContentReader] = {}  # by channel number
         super().__init__(*arguments, **named)
@@ -196,7 +201,7 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
         self._output_marshaled_frames([b"".join(frames)])
 
     def fetch(self, channel: int, queue: str) -> None:
-        """Ask for one message of a queue; its reader or the channel gets the reply."""
+        """Ask for one message of a queue; the ContentReader gets it, or pika that there is none."""
         method = spec.Basic.Get(queue=queue)
         self._output_marshaled_frames([frame.Method(channel, method).marshal()])
 
@@ -227,7 +232,9 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
     def abort(self) -> None:
         """End a connection that is being opened."""
         if self._transport is not None:
-            self._terminate_stream(exceptions.StreamLostError("nobody waits for the connection"))
+            self._terminate_stream(
+                exceptions.StreamLostError("the namespace was closed while it connected")
+            )
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -245,7 +252,7 @@ class FramedConnection(AsyncioConnection):  # type: ignore[misc]
             start = at + _HEAD.size
             after = start + size + 1
             if after > end and kind in _KINDS:
-                if size > spec.FRAME_MAX_SIZE:  # never asked for more: do not gather it
+                if size > spec.FRAME_MAX_SIZE:  # larger than was agreed: do not buffer it
                     raise exceptions.InvalidFrameError(
                         f"the broker announced a frame of {size} bytes; at most "
                         f"{spec.FRAME_MAX_SIZE} are allowed"

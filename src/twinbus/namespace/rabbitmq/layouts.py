@@ -28,7 +28,7 @@ class Value(NamedTuple):
 
     name: str  # of the property, or of the header
     is_header: bool
-    kind: int  # type of the header; of a property that of a text or a number
+    kind: int  # type of a header; a property has the type of a text or a number
     start: int
     end: int
 
@@ -66,7 +66,7 @@ def column_of(value: Value, matrix: Bytes) -> pa.Array:
 
 
 def layout_of(encoded: bytes) -> Layout | None:
-    """Return the layout of properties; None if they have a type that has no place here."""
+    """Return the layout of properties; None if they must be read one by one."""
     try:
         values = _values_of(encoded)
     except (IndexError, struct.error):

@@ -14,7 +14,7 @@
     partition_key             header x-twinbus-partition-key
     amqp                      header x-twinbus-amqp, bytes
     origin of the send        header x-twinbus-origin, which receivers see as a property. Diverted
-                              messages have no such header, because they carry their sender's number
+                              messages have no such header; pairing/backlog.py has properties for it
     application properties    a header of the same name, with a plain value
     (their types)             header x-twinbus-types, JSON: {"when": "datetime", ...}
     (number on the channel)   header x-twinbus-publication, to recognise a returned message
@@ -23,9 +23,9 @@ str, int, bool and bytes have a type in the header table. Other values are sent 
 header x-twinbus-types names their type: float as Python prints it, datetime as ISO 8601 in UTC,
 timedelta as ISO 8601 (PT90.5S), UUID as usual. A text that is too long for a property, or that
 RabbitMQ would act on, is sent as header x-twinbus-<field>. A time to live with microseconds, or
-longer than RabbitMQ supports, is also sent as such a header, in microseconds; the latter does not
-expire on RabbitMQ. Property names that RabbitMQ acts on (CC, BCC, x-death ...) get the prefix
-x-twinbus-escaped-.
+longer than RabbitMQ supports, is also sent as such a header, in microseconds. A message whose time
+to live is too long does not expire on RabbitMQ. Property names that RabbitMQ acts on (CC, BCC,
+x-death ...) get the prefix x-twinbus-escaped-.
 """
 
 import json
@@ -56,7 +56,7 @@ DESCRIPTION = "x-twinbus-dead-letter-description"
 SOURCE = "x-twinbus-dead-letter-source"
 AMQP = "x-twinbus-amqp"
 LIFE = "x-twinbus-time-to-live"
-DELIVERIES = "x-delivery-count"  # the broker sets it, and counts anew in another queue
+DELIVERIES = "x-delivery-count"  # the broker sets it; it starts at 0 again in another queue
 ESCAPED = "x-twinbus-escaped-"
 BASIC = {  # field -> property
     "message_id": "message_id",
@@ -89,7 +89,7 @@ class Publication(NamedTuple):
 
     before: bytes  # the flags of its properties, and the properties before the headers
     headers: bytes  # without the size of their table: the publisher adds a header
-    after: bytes  # the properties behind the headers
+    after: bytes  # the properties after the headers
     body: bytes
     key: str  # its routing key if it is published to a topic
 
@@ -145,7 +145,7 @@ def published(
 _OPTIONAL = slice(
     APPLICATION_FIELDS.index("correlation_id"), APPLICATION_FIELDS.index("time_to_live") + 1
 )
-_UNSET = (None,) * len(APPLICATION_FIELDS[_OPTIONAL])  # nearly all have an id and nothing more
+_UNSET = (None,) * len(APPLICATION_FIELDS[_OPTIONAL])  # most messages have none of these
 _USUAL = ("headers", "delivery_mode", "message_id", "timestamp")
 _USUAL_FLAGS = _FLAGS.pack(sum(FLAG_OF[name] for name in _USUAL))
 _BASIC = tuple(BASIC.items())
@@ -167,7 +167,7 @@ def _add_texts(texts: Sequence[str | None], basic: dict[str, bytes], headers: li
 
 @lru_cache(maxsize=64)
 def _order(flags: int) -> tuple[str, ...]:
-    """Return the properties behind the headers, in the order in which they are written."""
+    """Return the properties after the headers, in the order in which they are written."""
     return tuple(
         name for name, flag in FLAG_OF.items() if flag & flags and flag < FLAG_OF["headers"]
     )
@@ -220,7 +220,7 @@ def _header_name(name: str) -> bytes:
     encoded = name.encode()
     if len(encoded) > RABBITMQ_NAME_BYTES:
         raise InvalidArgumentError(
-            f"the name of a property has {len(encoded)} bytes; RabbitMQ allows at most "
+            f"the property name {name!r:.60} has {len(encoded)} bytes; RabbitMQ allows at most "
             f"{RABBITMQ_NAME_BYTES}. Use a shorter name"
         )
     return bytes((len(encoded),)) + encoded

@@ -3,9 +3,9 @@
 A ping is not sent as a message: even one with a time to live of zero would reach a waiting
 consumer, or expire into the dead-letter queue. Instead, a ping has three steps:
 
-1. A publication to the default exchange under a name that no queue has, not mandatory, is
-   confirmed. This shows that the node accepts publications (no memory or disk alarm) and that this
-   user may publish.
+1. Publish to the default exchange, without the mandatory flag, under a name that no queue has, and
+   wait for the confirm. This shows that the node accepts publications (no memory or disk alarm) and
+   that this user may publish.
 2. A passive declare shows that the entity exists.
 3. A consumer that may get no message (a credit of zero) is added to the queue and cancelled. A
    quorum queue does both by consensus of its members. Without a majority there is no answer, while
@@ -33,7 +33,11 @@ _ACCESS_REFUSED = 403
 
 
 class Prober:
-    """Pings entities over its own connection, which it closes when an entity does not answer."""
+    """Pings entities over its own connection.
+
+    The connection is closed after a successful ping if no other is in progress. If a ping is not
+    answered in time, the connection is closed as well, and the next one uses the next host.
+    """
 
     def __init__(self, connection: BrokerConnection) -> None:
         self._connection = connection

@@ -14,7 +14,7 @@ The lowest two flags stand for no property. AMQP reserves the lowest one for a s
 RabbitMQ reads no second word, and passes the flag of a publisher on. So it means nothing here.
 
 pika does not read every value that another program may send: it fails at NaN, at a time after the
-year 9999 and at deep nesting, and cuts fractions off. So it reads no values here.
+year 9999 and at deep nesting, and cuts fractions off. So this module reads all values itself.
 """
 
 import struct
@@ -83,7 +83,7 @@ _SIZES = {_BOOL: 1, _MOMENT: 8, _NOTHING: 0, _DECIMAL: _SCALED.size} | {
 def read_properties(encoded: bytes) -> Mapping[str, Any]:
     """Return the properties that are set; the headers are a dictionary.
 
-    Raise an error of pika if the bytes are malformed: then nothing behind them can be trusted.
+    Raise an error of pika if the bytes are malformed: later bytes cannot be trusted then.
     """
     try:
         (flags,) = _FLAGS.unpack_from(encoded)
@@ -158,7 +158,9 @@ def _read_table(encoded: bytes, at: int, depth: int = 0) -> tuple[Headers, int]:
             value, at = _read_value(kind, encoded, at, depth)
         headers[name] = value
     if at != end:
-        raise exceptions.InvalidFrameError(f"a header ends {at - end} bytes behind its table")
+        raise exceptions.InvalidFrameError(
+            f"a header ends {at - end} bytes after the end of its table"
+        )
     return headers, at
 
 
@@ -170,7 +172,9 @@ def _read_list(encoded: bytes, at: int, depth: int) -> tuple[list[Any], int]:
         value, at = _read_value(encoded[at], encoded, at + 1, depth)
         values.append(value)
     if at != end:
-        raise exceptions.InvalidFrameError(f"a value ends {at - end} bytes behind its list")
+        raise exceptions.InvalidFrameError(
+            f"a value ends {at - end} bytes after the end of its list"
+        )
     return values, at
 
 

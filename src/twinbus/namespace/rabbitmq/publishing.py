@@ -2,8 +2,8 @@
 
 Each entity has its own channel (a route). A quorum queue without a majority confirms nothing, and
 RabbitMQ then blocks the channel of its publisher. A channel for all entities would therefore block
-every other entity. The window of a route is smaller than the number of messages at which RabbitMQ
-stops reading the connection.
+every other entity. The window of a route, its maximum of unconfirmed messages, is smaller than the
+number at which RabbitMQ stops reading the connection.
 
 A send is complete when RabbitMQ has confirmed each of its messages. A confirm contains the number
 of the publication on its channel. A message that cannot be routed is returned before it is
@@ -204,7 +204,7 @@ class Publisher:
             route.fail_waiting(self._busy())
 
     def withdraw(self, dispatch: Dispatch) -> None:
-        """Stop a send whose caller has stopped waiting; its other messages are not published.
+        """Stop a send whose caller has stopped waiting: publish no more of its messages.
 
         If the host has confirmed nothing since the send began, it may be cut off from its cluster:
         the next connection then uses another host.
@@ -424,8 +424,8 @@ class _PublishingRoute:
                 not_found(self.path)
                 if kind is None
                 else TransientError(
-                    f"RabbitMQ returned a message to {self.path}: the queue did not exist at that "
-                    "moment. Send again",
+                    f"RabbitMQ could not route a message to {self.path}: the queue did not exist "
+                    "at that moment. Send again",
                     outcome=NOT_ACCEPTED,
                 )
             )

@@ -81,7 +81,9 @@ class LockKeeper:
         self._put_back(inlet)
         try:
             return delivered(deliveries, tokens)
-        except Exception:  # malformed: nothing behind it can be trusted, and nobody has the tokens
+        except Exception:
+            # A message is malformed: the bytes after it cannot be trusted. Closing the connection
+            # requeues the messages, whose lock tokens no caller has.
             self._connection.drop()
             raise
 
@@ -116,7 +118,7 @@ class LockKeeper:
         except BaseException:
             inlet.give_back(_tags(deliveries))
             raise
-        if inlet.channel.ended is not None:  # after the last delivery: all are requeued
+        if inlet.channel.ended is not None:  # RabbitMQ requeues all deliveries of a closed channel
             raise refusal_of(inlet.channel.ended, command.path)
         excess = _excess(deliveries, limit)
         inlet.give_back(_tags(excess))
@@ -195,7 +197,7 @@ class LockKeeper:
         ]
 
     async def settle(self, command: Settle) -> None:
-        """Settle messages, and wait until the broker has read it; raise if locks were lost.
+        """Settle messages, and wait until the broker has read that; raise if locks were lost.
 
         The other messages are settled anyway. DEAD_LETTER requires that a copy was published.
         """
@@ -235,7 +237,8 @@ def _size(deliveries: Sequence[RabbitDelivery]) -> int:
 def _fitting(deliveries: Sequence[RabbitDelivery], limit: int) -> int:
     """Return how many more messages of the same size fit; without messages, as many as allowed.
 
-    The broker sends all that a consumer asks for, and counts a delivery of those that are requeued.
+    A larger prefetch would be wrong: the broker sends that many, and counts a delivery even of
+    messages that are requeued because they do not fit.
     """
     if not deliveries:
         return RABBITMQ_PREFETCH
@@ -270,7 +273,7 @@ class _ReceivingChannel:
         channel.read(self._arrived)
         channel.pika.add_callback(self._nothing, [spec.Basic.GetEmpty], one_shot=False)
         channel.pika.add_on_cancel_callback(self._cancelled)
-        self._cancel: asyncio.Future[None] | None = None  # fails if the broker cancels
+        self._cancel: asyncio.Future[None] | None = None  # fails if the queue is deleted
 
     def _arrived(self, content: Content) -> None:
         if content.consumer is None:
@@ -284,7 +287,7 @@ class _ReceivingChannel:
     def _take_late(self, content: Content) -> None:
         """Requeue a message that arrived after its receive had ended.
 
-        A channel that is being closed requeues it, too, and refuses to send anything else.
+        If the channel is being closed, it accepts no commands, and RabbitMQ requeues the message.
         """
         if self.channel.is_open:
             self.channel.pika.basic_nack(content.tag)
@@ -320,7 +323,7 @@ class _ReceivingChannel:
     async def consume(
         self, deliveries: list[RabbitDelivery], wanted: int, wait_s: float, max_bytes: int
     ) -> None:
-        """Receive up to `count` messages; wait for the first if there are none yet."""
+        """Receive up to `wanted` messages; wait for the first if there are none yet."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         full_at = len(deliveries) + wanted
@@ -359,7 +362,8 @@ class _ReceivingChannel:
             if tag is not None and self.channel.is_open and not self._cancel.done():
                 self.channel.pika.basic_cancel(tag)
             if not self._cancel.cancel() and not self._cancel.cancelled():
-                self._cancel.exception()  # the queue was deleted after the last delivery
+                # The queue was deleted after the last delivery: mark the exception as retrieved.
+                self._cancel.exception()
 
     async def _end_consumer(self, tag: str, *, is_full: bool) -> str | None:
         """Cancel a consumer that may still get messages, and wait for the confirmation.

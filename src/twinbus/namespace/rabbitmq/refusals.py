@@ -1,4 +1,4 @@
-"""Maps what RabbitMQ and pika report to our errors. The first matching row of the table is used.
+"""Converts what RabbitMQ and pika report into our errors. The first row that matches is used.
 
     reported                                         becomes                    outcome
     -- while a connection is opened ------------------------------------------------------------
@@ -12,7 +12,7 @@
     connection lost, heartbeat missed, broker stops  CommunicationError         unknown
     connection blocked (memory or disk alarm)        ServerBusyError, then      not accepted
                                                      CommunicationError
-    200, this client left a host without an answer   TransientError             unknown
+    200, this client left a host that was silent     TransientError             unknown
     no confirm in time                               OperationTimeoutError      unknown
     basic.nack (queue full, or it failed)            QuotaExceededError         not accepted
     basic.return, and the queue does not exist       EntityNotFoundError        not accepted

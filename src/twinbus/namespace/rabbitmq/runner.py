@@ -330,7 +330,7 @@ class CommandRunner:
 
 
 _HANDLERS: dict[type, Callable[[CommandRunner, Any], Any]] = {
-    Receive: CommandRunner._receive,  # noqa: SLF001 - its own
+    Receive: CommandRunner._receive,  # noqa: SLF001 - a table of its methods
     Settle: CommandRunner._settle,  # noqa: SLF001
     CreateEntity: CommandRunner._create,  # noqa: SLF001
     UpdateEntity: CommandRunner._update,  # noqa: SLF001
@@ -359,8 +359,8 @@ def _rows_of(command: Send) -> list[tuple[Any, ...]]:
         )
     if command.origin is not None and len(command.origin.numbers) != count:
         raise InvalidArgumentError(
-            f"the origin has {len(command.origin.numbers)} numbers for {count} messages; they must "
-            "be equal"
+            f"the origin has {len(command.origin.numbers)} numbers for {count} messages. Give one "
+            "number per message"
         )
     if isinstance(messages, pa.RecordBatch):
         return _values_of(conform(messages))
@@ -368,7 +368,7 @@ def _rows_of(command: Send) -> list[tuple[Any, ...]]:
 
 
 def _values_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch, or raise the error of a message that no object could be."""
+    """Return the rows of a batch; raise the error of BrokeredMessage if a row is invalid."""
     columns = columns_in_use(batch)
     check_values(columns)
     rows = list(values_of(batch))

@@ -228,7 +228,11 @@ class Topology:
             described = _described(record)
             if described is not None:
                 return described
-            _log.warning("%s has a description that this version cannot read", path)
+            _log.warning(
+                "This version of Twinbus cannot read the description of %s, and reports default "
+                "settings. Update Twinbus",
+                path,
+            )
         if SUBSCRIPTIONS in path:
             topic_path, _, name = path.partition(SUBSCRIPTIONS)
             return SubscriptionDescription(topic_path=topic_path, name=name)
