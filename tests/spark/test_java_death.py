@@ -128,7 +128,7 @@ def test_the_syphon_starts_spark_again_when_its_java_dies_even_if_a_start_fails(
         assert twins.primary.ids(QUEUE) == before + after
         log, _ = application.communicate(timeout=60)
         assert application.returncode == 0
-        assert log.count("Spark's Java died and is restarted") == 3
+        assert log.count("Spark's JVM died, and the syphon restarts it") == 3
         assert "Spark cannot be started: no memory" in log
 
 

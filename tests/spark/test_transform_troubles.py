@@ -57,7 +57,7 @@ def test_a_row_without_body_is_dead_lettered_with_a_reason(twins: Twins) -> None
     assert twins.primary.ids() == ["a", "c"]
     [dead] = twins.secondary.dead(twins.queues[0])
     assert dead.message_id == "bad"
-    assert "left its body out" in str(dead.dead_letter_error_description)
+    assert "set its body to null" in str(dead.dead_letter_error_description)
     assert (progress.moved, progress.dead_lettered, progress.waiting) == (2, 1, 0)
 
 

@@ -189,7 +189,7 @@ def test_the_same_trouble_of_many_queues_is_printed_in_full_once() -> None:
 
 
 def test_the_same_line_is_dropped_for_a_minute_and_printed_in_full_later() -> None:
-    text = "Spark stopped the query, which is restarted: refused"
+    text = "Spark stopped the query, and the syphon restarts it: refused"
     assert passed([record(text, second) for second in (0, 1, 3, 59, 61, 62)]) == [text, text]
 
 

@@ -1,1 +1,1 @@
-"""The cost of outages, before and after: ledgers, price sheets, estimates, reports, pages."""
+"""Estimates the cost of an outage in advance, and reports it afterwards from the ledgers."""

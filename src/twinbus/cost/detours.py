@@ -1,8 +1,8 @@
-"""What transfers came to, by destination: counts, delays, and how much the order changed.
+"""Summarises transfers by destination: counts, delays, and how much the order changed.
 
 Runs in the buckets of destinations. A diverted message is behind by the number of later messages
-that arrived before it. In memory are the diverted messages of a destination, and at most
-REPORT_PARTITION_ROWS of its other messages: Spark sorts the diverted ones first.
+that arrived before it. A task has in memory the diverted messages of a destination, and
+about REPORT_PARTITION_ROWS of its other messages: Spark sorts the diverted ones first.
 """
 
 import itertools
@@ -61,10 +61,11 @@ def answer(items: Iterable[KeyedItem], facts: Facts, most: int) -> TaskFindings:
 
 
 def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers | None:
-    """Return what the transfers to a destination came to; None if it has none.
+    """Return a summary of the transfers to a destination; None if there are none.
 
     If a transform redirects a message differently after the kill of a worker, the message has two
-    rows, and only the earlier one counts. The destination of the other may have no more transfers.
+    rows, and only the earlier one counts. The destination of the later row may
+    then have no transfers.
     """
     parts: dict[int, list[bytes | Counts]] = {Kind.DELIVERY: [], Kind.DIVERTED: []}
     direct: list[Content] = []
@@ -95,7 +96,7 @@ def _summary(items: Iterator[Content], facts: Facts) -> EntityTransfers | None:
 
 
 def _percentiles(ordered: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the percentiles and the largest of sorted values, which are values themselves."""
+    """Return the percentiles and the maximum of sorted values, without interpolation."""
     ranks = [*(math.ceil(point * len(ordered)) - 1 for point in POINTS), -1]
     found: npt.NDArray[Any] = ordered[ranks]
     return found
@@ -120,7 +121,7 @@ def _behind(diverted: pa.Table, direct: Iterable[bytes | Counts]) -> Int64s:
 
 
 def _chunks(direct: Iterable[bytes | Counts]) -> Iterator[pa.Table]:
-    """Yield tables of many rows, but not of all."""
+    """Yield the rows in tables of limited size."""
     pending: list[bytes | Counts] = []
     size = 0
     for content in direct:

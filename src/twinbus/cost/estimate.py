@@ -9,7 +9,7 @@ The formulas divide an outage like this:
              the syphon brings home what was diverted between f and r, at the drain rate
 
 Metered operations equal these formulas exactly; the simulations check it. The number of pings is an
-upper bound: a ping that does not reach the primary, or that it refuses, is not billed.
+upper bound: a ping that does not reach the primary, or that the primary refuses, is not billed.
 """
 
 from collections.abc import Mapping
@@ -177,7 +177,7 @@ class Estimate:
 
 
 def estimate(plan: Plan, sheet: PriceSheet, used: int = 0) -> Estimate:
-    """Return the estimate of a plan; `used` operations of the month were used before."""
+    """Return the estimate of a plan; `used`: operations used in this month before the outage."""
     if type(used) is not int or not 0 <= used <= MAX_OPERATIONS:
         raise InvalidArgumentError(f"used is {used!r}; it must be from 0 to {MAX_OPERATIONS}")
     away = time_away(plan.outage, plan.until_diverted, plan.ping_interval)

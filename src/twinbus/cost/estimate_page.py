@@ -23,7 +23,7 @@ def figures(found: Estimate) -> list[tuple[str, str]]:
         ("the first send is diverted after", duration(found.plan.until_diverted.total_seconds())),
         ("sends are diverted for", duration(found.away.total_seconds())),
         ("messages diverted", f"{found.diverted:,}"),
-        ("messages that fail or wait before", f"{found.failed:,}"),
+        ("messages that fail or wait before the failover", f"{found.failed:,}"),
         ("messages that find the backlog full", f"{found.refused:,}"),
         *stages,
         ("bandwidth", f"{carried:,} bytes   {sheet.text_of(found.bandwidth_price)}"),

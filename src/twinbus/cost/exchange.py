@@ -25,14 +25,14 @@ class Kind(IntEnum):
     """The kinds of tables; a bucket gets them in this order."""
 
     TALLY = 0  # not a table: what was counted
-    SUSPECT = 1
+    SUSPECT = 1  # messages that are not accounted for
     TRANSFER = 2  # transfers of messages
     ACCEPTED = 3  # messages that were accepted, by place
     INTERVAL = 4  # messages that ended, or are present
     MESSAGE = 5  # messages by id, with the roles of each
     DELIVERY = 6  # transfers, by destination
     DIVERTED = 7  # messages that an entity accepted after a detour
-    DIRECT = 8  # messages that it accepted from their sender
+    DIRECT = 8  # messages that an entity accepted directly from their sender
 
 
 SCHEMAS: Mapping[Kind, pa.Schema] = {
@@ -57,7 +57,7 @@ SCHEMAS: Mapping[Kind, pa.Schema] = {
             ("accepted", pa.int64()),
             ("moved", pa.int64()),
             ("bytes", pa.int64()),
-            ("result", pa.int8()),  # DEAD, HOME or another
+            ("result", pa.int8()),  # DEAD or HOME; -1: another result
         ]
     ),
     Kind.ACCEPTED: pa.schema(
@@ -109,13 +109,13 @@ DEAD, HOME = 0, 1  # results of a transfer
 
 @dataclass(slots=True)
 class Counts:
-    """What tasks have counted; small."""
+    """What tasks have counted; small enough for the driver."""
 
     statuses: Counter[tuple[int, int]] = field(default_factory=Counter)  # by queue and status
     diverted: Int64s = field(default_factory=lambda: np.zeros(FLOW_STEPS, np.int64))
     moved: Int64s = field(default_factory=lambda: np.zeros(FLOW_STEPS, np.int64))
     delays: Int64s = field(default_factory=lambda: np.zeros(DELAY_STEPS, np.int64))
-    drained: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # of each outage
+    drained: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))  # time by outage, or -1
 
     def add(self, other: "Counts") -> None:
         """Add what another task has counted."""
@@ -141,11 +141,11 @@ class TaskTables:
             self._found.setdefault(kind, []).append(content)
 
     def take(self, kind: Kind) -> pa.Table:
-        """Return all rows of a kind in one chunk, once."""
+        """Remove and return all rows of a kind, in one chunk."""
         return tables_of(self._found.pop(kind, []), kind)
 
     def passed_on(self) -> Iterator[Content]:
-        """Yield what the task itself does not use."""
+        """Yield the tables that were not taken: the next task gets them."""
         for kind, contents in self._found.items():
             for content in contents:
                 yield kind, content
@@ -171,7 +171,7 @@ def by_bucket(kind: Kind, table: pa.Table, buckets: npt.NDArray[np.int64]) -> It
 
 
 def mixed(numbers: Int64s | Hashes) -> Hashes:
-    """Return numbers whose bits depend on all bits of the given ones."""
+    """Return a hash of each number; each bit of the number affects all bits of the hash."""
     found: Hashes = numbers.astype(np.uint64) * _FACTORS[0]
     for factor in _FACTORS[1:]:
         found = (found ^ (found >> np.uint64(31))) * factor
@@ -179,7 +179,7 @@ def mixed(numbers: Int64s | Hashes) -> Hashes:
 
 
 def text_hashes(texts: pa.Array) -> Hashes:
-    """Return a hash of each text, from its bytes, eight at a time; that of null is any."""
+    """Return a hash of each text, computed from eight bytes at a time; for null, any number."""
     if not len(texts):
         return np.zeros(0, np.uint64)
     _, offsets, data = texts.buffers()

@@ -6,9 +6,9 @@ message.
 
 The number of a queue is packed with its ledger and era:
 
-    ledger    31 bits
-    era        2 bits     CURRENT, VOID, STALE or BEFORE
-    number    31 bits     of the entity; a new entity with the same path has a new number
+    ledger    bits 34 to 62
+    era       bits 32 and 33    CURRENT, VOID, STALE or BEFORE
+    number    bits 0 to 31      of the entity; a new entity with the same path has a new number
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -164,7 +164,7 @@ def integers(column: pa.ChunkedArray) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """What tasks have found in some pieces, in packed form."""
+    """What a task has found in its pieces."""
 
     grouped: pa.Table
     statements: pa.Table
@@ -296,7 +296,7 @@ class Facts:
         span = None
         if moves.num_rows:
             ends = pc.max(moves.column("moved")).as_py()
-            begins = pc.min(moves.column("accepted")).as_py()  # None: no queue has noted it
+            begins = pc.min(moves.column("accepted")).as_py()  # None: no transfer has this time
             span = ends if begins is None else begins, ends
         return cls(
             ledgers,
@@ -317,7 +317,7 @@ class Facts:
 
     @cached_property
     def lower(self) -> npt.NDArray[np.int32]:
-        """The code of each text in lower case; the last is for no text."""
+        """The code of each text in lower case; last, -1 for the code -1: no text."""
         return np.array([*(self.codes[text.lower()] for text in self.texts), -1], np.int32)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What message ids decide: doubled messages, messages that are not home, and what was diverted.
+"""Decides what depends on ids: which messages are doubled, lost or not home, or were diverted.
 
 Runs in the buckets of message ids: all rows with one id are in one bucket. Hashes of ids select the
 few rows whose ids must be compared; then each distinct id of these rows gets a code.
@@ -150,7 +150,7 @@ class Messages:
     def left(self) -> pa.Table:
         """Return messages that left the backlog without a transfer, and are not home.
 
-        Any queue outside of the backlog that accepted the id is a home.
+        A message is home if any queue outside of the backlog has accepted its id.
         """
         home = self._codes[self._has(IS_HOME)]
         is_missing = self._has(HAS_LEFT_BACKLOG) & ~np.isin(self._codes, home)
@@ -160,9 +160,9 @@ class Messages:
         """Return transfers whose destination never accepted the message.
 
         Only entities that store messages are checked: a topic stores none, and passes a message to
-        the subscriptions that select it. Only messages up to the last time of the primary's ledger
-        are checked, and none before the end of a gap in it: files with the message may have been
-        deleted there.
+        the subscriptions that select it. A message is checked only if it was moved before the
+        primary's ledger ends, and accepted after the last gap in that ledger: a deleted file in the
+        gap may have contained it.
         """
         facts, transfers = self._facts, self._transfers
         homes = facts.lower[integers(transfers.column("path"))].astype(np.int64)

@@ -1,7 +1,7 @@
 """Billable operations by day, ledger, entity and stage, from metered rows.
 
-Tasks add up the rows of their pieces by arrays of numpy; only sums leave them. A task reads
-consecutive days, so there are few sums of one key from several tasks, and this process adds those.
+Tasks add up the rows of their pieces with numpy arrays, and return only sums. A task reads
+consecutive days, so few keys have sums from several tasks; the driver adds those.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

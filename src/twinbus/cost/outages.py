@@ -1,7 +1,7 @@
 """The outages of entities, from the transitions that pairings have recorded.
 
-There are few transitions, so this process derives the outages. When the last diverted message of
-an outage was home follows from the transfers, in Spark's tasks: `drained_in`.
+There are few transitions, so the driver derives the outages. Spark's tasks derive from the
+transfers when the last diverted message of each outage was home (`drained_in`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class ObservedOutage:
     until: int | None  # the next transition; None: there is none yet
 
     def row(self, drained: int | None) -> dict[str, Any]:
-        """Return it as a row of a table, given when its last message was home."""
+        """Return the outage as a table row; `drained` is when its last message was home."""
         to_drain = _seconds(self.returned, drained)
         return {
             **{name: getattr(self, name) for name in OUTAGES.names if hasattr(self, name)},
@@ -58,7 +58,7 @@ class ObservedOutage:
         }
 
     def shown(self, drained: int | None) -> EntityOutage:
-        """Return it with times in seconds."""
+        """Return the outage with times in seconds."""
         row = self.row(drained)
         for column in OUTAGES:
             if pa.types.is_timestamp(column.type) and row[column.name] is not None:
@@ -102,7 +102,7 @@ def _observer(row: Mapping[str, Any]) -> tuple[str, str, str]:
 def _of_entity(rows: Sequence[Mapping[str, Any]]) -> Iterator[ObservedOutage]:
     for before, row, after in zip([None, *rows], rows, [*rows[1:], None], strict=False):
         is_start = row["event"] == _FAILED_OVER
-        # An entity that returned without a failover has failed over before the first day.
+        # A return ends the failover before it. Without one, the failover was before the first day.
         if not is_start and before is not None and before["event"] == _FAILED_OVER:
             continue
         end = after if is_start else row
@@ -132,10 +132,11 @@ def drained_in(
     accepted: Int64s,
     moved: Int64s,
 ) -> Int64s:
-    """Return when the last message of each outage was home; -1: none is.
+    """Return when the last message of each outage was home; -1: no message of it is home.
 
-    Messages diverted in an outage arrive during it or after it. Each of the given messages has the
-    index of its destination in `paths`, in lower case, or -1.
+    A message belongs to an outage if the backlog accepted it between the failover and the next
+    transition. Each of the given messages has the index of its destination in `paths`, in lower
+    case, or -1.
     """
     found = np.full(len(outages), -1, np.int64)
     order = np.lexsort((accepted, where))

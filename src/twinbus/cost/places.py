@@ -69,8 +69,9 @@ STATUSES = (
     MISSING, PRESENT_AGAIN, UNEXPLAINED, DOUBLED, NOT_HOME, LOST,
 )  # fmt: skip
 CODES = {status: code for code, status in enumerate(STATUSES)}
-HAS_LEFT = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)  # it is no copy
-PRESENT = 100  # in place of an ending
+# A message with one of these statuses does not count as a duplicate of another one.
+HAS_LEFT = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)
+PRESENT = 100  # a code like those of endings: the message is present
 NOTHING = np.iinfo(np.int64).max  # where a record or time is missing
 _NO_ENDING = 127
 _NOT_COUNTED = -1  # a message of an earlier log or day
@@ -81,7 +82,7 @@ _EVENTS = {ACCEPTED: _ACCEPTED, STANDING: PRESENT} | {end: code for code, end in
 _TRANSFER_COLUMNS = tuple(LEDGERS[LedgerKind.TRANSFERS].names)
 _RESULTS = {DEAD_LETTERED: DEAD, MOVED: HOME}
 
-# The roles of a message in the findings about its id (identities.py), as bits.
+# The roles of a message, as bits: identities.py compares the ids of messages with certain roles.
 IS_HOME, IS_COPY, IS_LOST, IS_AGAIN, HAS_LEFT_BACKLOG, HAS_ARRIVED = (1 << bit for bit in range(6))
 
 
@@ -126,7 +127,7 @@ def _divided(pending: dict[Kind, list[pa.Table]], facts: Facts, buckets: int) ->
 
 
 def _path_codes(queues: Int64s, facts: Facts) -> Int64s:
-    """Return the code of the path of each queue, in lower case: rows of a path share buckets.
+    """Return the code of each queue's path in lower case, so that rows of a path share buckets.
 
     The path of an earlier log's or day's queue is not known. Such a queue has a code of its own.
     """
@@ -139,7 +140,7 @@ def _path_codes(queues: Int64s, facts: Facts) -> Int64s:
 
 
 def _runs(values: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the sorted distinct values, and the index of each; quick where values repeat."""
+    """Return the sorted distinct values, and the index of each; fast if neighbours are equal."""
     starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
     distinct, which = np.unique(values[starts], return_inverse=True)
     return distinct, np.repeat(which, np.diff([*starts, len(values)]))
@@ -200,7 +201,7 @@ def _cut_at_blocks(first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]
 
 
 def _ramps(counts: Int64s) -> Int64s:
-    """Return 0, 1, ... for each count, one after the other."""
+    """Return the numbers 0 to count - 1 for each count, one sequence after the other."""
     counts = np.maximum(counts, 0)
     ends = np.cumsum(counts)
     found: Int64s = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
@@ -229,7 +230,10 @@ def _transfers(table: pa.Table, piece: Piece, facts: Facts) -> pa.Table:
 
 
 def decide(items: Iterable[Item], facts: Facts, buckets: int) -> Iterator[Item]:
-    """Decide about every place of a bucket; ask the buckets of message ids what needs an id."""
+    """Decide the status of every place of a bucket, and pass on messages that need more checks.
+
+    The buckets of message ids check these messages by id (identities.py).
+    """
     inbox = TaskTables(items)
     transfers = _once(inbox.take(Kind.TRANSFER))
     bucket = Bucket(inbox.take(Kind.ACCEPTED), inbox.take(Kind.INTERVAL), facts)
@@ -299,7 +303,7 @@ def count_transfers(transfers: pa.Table, facts: Facts, tally: Counts) -> None:
 
 @dataclass(slots=True)
 class _Segments:
-    """Segments of numbers that ended alike; numbers are keys of places."""
+    """Segments of numbers that ended alike; a number is a key of `_PlaceKeys`."""
 
     start: Int64s
     length: Int64s
@@ -337,7 +341,7 @@ class _Segments:
 
     @property
     def is_covered(self) -> npt.NDArray[np.bool_]:
-        """Whether an interval has the numbers."""
+        """Whether an interval contains the numbers of each segment."""
         found: npt.NDArray[np.bool_] = self.is_present | (self.ending != _NO_ENDING)
         return found
 
@@ -352,7 +356,7 @@ class _QueueColumns:
     is_before: npt.NDArray[np.bool_]
     is_counted: npt.NDArray[np.bool_]
     is_deleted: npt.NDArray[np.bool_]
-    is_apart: npt.NDArray[np.bool_]  # it may have a message again: backlog, dead letters, void
+    is_apart: npt.NDArray[np.bool_]  # may accept an id twice: backlog, dead letters, old, void
     is_backlog: npt.NDArray[np.bool_]
     first_accepted: Int64s
     first_record: Int64s
@@ -393,7 +397,7 @@ def _numbers(values: Iterable[int | None], missing: int) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class _PlaceKeys:
-    """One number for queue and sequence number, in the order of both."""
+    """Packs queue and sequence number into one number, and keeps their order."""
 
     queues: Int64s
     queue_of_block: Int64s  # an index
@@ -543,7 +547,7 @@ class Bucket:
             tally.statuses[key, place % width] += int(places[place])
 
     def suspects(self) -> Iterator[pa.Table]:
-        """Yield the places that are wrong, but those whose ids must be looked up first."""
+        """Yield the places that are wrong, except those whose ids must be looked up first."""
         has_id = self._ids.is_valid().to_numpy(zero_copy_only=False)
         is_wrong = np.isin(self._status, [CODES[MISSING], CODES[PRESENT_AGAIN]])
         is_wrong |= (self._status == CODES[LOST]) & ~has_id
@@ -566,9 +570,9 @@ class Bucket:
         return one_chunk(self._rows.column("message_id"))
 
     def _unaccepted(self, counts: Int64s) -> Iterator[Int64s]:
-        """Yield the last numbers of each segment that were not accepted, so many of each.
+        """Yield, for each segment, the last numbers that were not accepted: `counts` of them.
 
-        Numbers of many segments are looked up at once, but not of all: segments may be long.
+        Segments are processed in groups: the numbers of all may not fit into memory.
         """
         segments = np.flatnonzero(counts)
         parts = np.cumsum(self._segments.length[segments]) // REPORT_PARTITION_ROWS

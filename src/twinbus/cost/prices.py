@@ -74,7 +74,7 @@ class PriceSheet:
         return self.bandwidth_per_gigabyte * size / _GIGABYTE
 
     def text_of(self, amount: Decimal) -> str:
-        """Return an amount of money as a text; a very small one is not shown as nothing."""
+        """Return an amount of money as text; an amount close to zero is not rounded to zero."""
         if 0 < amount < _LEAST_SHOWN:
             return f"less than {_LEAST_SHOWN} {self.currency}"
         return f"{amount:,.4f} {self.currency}"
@@ -162,8 +162,8 @@ def load_sheet(wanted: str) -> PriceSheet:
             ) from error
     else:
         raise InvalidArgumentError(
-            f"there is no price sheet {wanted!r:.200}; the names are {', '.join(known)}. Give a "
-            "sheet of your own as a file whose name ends in .toml"
+            f"there is no price sheet {wanted!r:.200}; the names are {', '.join(known)}. To use a "
+            "sheet of your own, give the path of a file whose name ends in .toml"
         )
     try:
         return _sheet(tomllib.loads(text, parse_float=Decimal))
@@ -171,7 +171,7 @@ def load_sheet(wanted: str) -> PriceSheet:
         raise InvalidArgumentError(f"price sheet {wanted}: {error.text}") from error
     except ArithmeticError as error:
         raise InvalidArgumentError(
-            f"price sheet {wanted} has a number that is too large or no number. Correct it"
+            f"price sheet {wanted} contains a value that is too large or not a number. Correct it"
         ) from error
     except (ValueError, RecursionError) as error:
         raise InvalidArgumentError(
@@ -224,7 +224,10 @@ def _sheet(found: Mapping[str, Any]) -> PriceSheet:
 
 def _tiers(tables: Any) -> tuple[Tier, ...]:
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise InvalidArgumentError("write each tier under [[operations.tier]], with two brackets")
+        raise InvalidArgumentError(
+            "operations.tier is not a list of tables; write each tier under [[operations.tier]], "
+            "with two brackets"
+        )
     tiers = []
     for table in tables:
         _check_names("a tier", table, {"up_to", "per_million"})
@@ -246,7 +249,8 @@ def _check_names(where: str, table: Any, known: set[str]) -> None:
     unknown = sorted(set(table) - known)
     if unknown:
         raise InvalidArgumentError(
-            f"{where} has the unknown {unknown[0]!r}; use {', '.join(sorted(known))}"
+            f"{where} has the unknown setting {unknown[0]!r}; the settings are "
+            f"{', '.join(sorted(known))}"
         )
 
 

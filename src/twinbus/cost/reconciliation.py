@@ -72,7 +72,7 @@ SUSPECTS = pa.schema(
 
 
 class Reconciliation:
-    """The reconciliation of the ledgers of a survey; `before` surveys the day before it."""
+    """The reconciliation of the ledgers of a survey; `before` surveys the day before."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Reconciliation:
         self._has_transfers = bool(surveyed.count(LedgerKind.TRANSFERS))
         rows = surveyed.rows(LedgerKind.MESSAGES, LedgerKind.TRANSFERS)
         rows += 0 if before is None else before.rows(LedgerKind.MESSAGES)
-        self.task_count = task_count(session, rows)  # of each stage that decides
+        self.task_count = task_count(session, rows)  # of the stages after scatter
         self._results = self._stages(self.task_count)
         most = max(LOCAL_ROWS // self.task_count, 1)
         self._answers = self._results.mapPartitions(
@@ -97,7 +97,7 @@ class Reconciliation:
             self.tally.add(findings.tally)
 
     def _read_facts(self) -> Facts:
-        """Aggregate what the ledgers state; once more if some rows are not about current logs."""
+        """Aggregate what the ledgers state; again by era if rows are of earlier or lost logs."""
         accounts = [Account() for _ in self._survey.ledgers]
         found = self._aggregate(accounts)
         statements = pa.concat_tables([findings.statements for findings in found])
@@ -116,7 +116,7 @@ class Reconciliation:
         return pieces.mapPartitions(lambda own: [facts_in(own, accounts)]).collect()
 
     def _stages(self, buckets: int) -> RDD[KeyedItem]:
-        """Return the items of the last stage but one, in the partitions of the last stage."""
+        """Return the items that the stage `answer` gets, in its partitions."""
         facts = self._facts
         columns = {
             LedgerKind.MESSAGES: LEDGERS[LedgerKind.MESSAGES].names,

@@ -90,7 +90,7 @@ def _price(amount: Decimal, report: Report) -> str:
 def stage_costs(report: Report) -> list[tuple[str, str, str, str, str]]:
     """Return rows of stage, operations, price, bytes and bandwidth price, with a total row.
 
-    They cover all months and have the texts of the page.
+    Each row adds up all months. The values are formatted as on the page.
     """
     sums: dict[str, MonthlyPrice] = {}
     for row in report.money:
@@ -175,7 +175,7 @@ def _key_figures(report: Report) -> Iterable[tuple[str, str]]:
     yield "longest time until return", _longest(o.seconds_away for o in outages)
     yield "longest time to drain after return", _longest(o.seconds_to_drain for o in outages)
     slowest = max((row.delay_p99 or 0 for row in report.transfers), default=None)
-    yield "delay by the backlog, 99 of 100 below", "-" if slowest is None else duration(slowest)
+    yield "delay in the backlog, 99th percentile", "-" if slowest is None else duration(slowest)
     yield "billed operations", f"{sum(row.operations for row in report.stages):,}"
     price = sum((row.price for row in report.money), Decimal(0))
     yield f"their price, {report.sheet.name}", _price(price, report)
@@ -359,7 +359,9 @@ def _outages(report: Report) -> str:
     pulled = ""
     if report.pulled:
         queues = [(row.path, f"{row.times:,}") for row in report.pulled]
-        pulled = "<h2>Backlog queues that were pulled</h2>" + grid(("queue", "times"), queues)
+        pulled = "<h2>Backlog queues that were removed from the rotation</h2>" + grid(
+            ("queue", "times"), queues
+        )
     return f"<h2>Outages</h2>{grid((*header, 'cause'), rows)}{pulled}"
 
 

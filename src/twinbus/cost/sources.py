@@ -1,7 +1,7 @@
-"""The rows of surveyed ledgers as pieces for Spark's tasks.
+"""Divides the rows of surveyed ledgers into pieces for Spark's tasks.
 
-Each task of a job has about as many rows. Workers open local files themselves. Files of other file
-systems are read by Spark's JVM, which divides them into partitions on its own.
+All tasks of a job have about the same number of rows. Workers open local files themselves. Files of
+other file systems are read by Spark's JVM, which divides them into partitions on its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,7 +80,7 @@ def pieces_of(
 def _files(
     surveyed: Survey, columns: Columns, before: Survey | None
 ) -> Iterator[tuple[Survey, LedgerKind, int, Sequence[Location]]]:
-    """Yield the files of each ledger, in the order of the days of each kind."""
+    """Yield survey, kind, index of the ledger and its files, in the order of their days."""
     parts = [(surveyed, kind) for kind in columns]
     if before is not None:
         parts.append((before, LedgerKind.MESSAGES))

@@ -19,7 +19,7 @@ from twinbus.ledger import FOLDER, JOURNAL, Footer, LedgerKind, days, footer_of,
 from twinbus.limits import LEDGER_READERS, SURVEY_TRIES
 from twinbus.locations import Location
 
-GONE = "gone: it was deleted while the ledgers were looked at, again and again"
+GONE = "gone: it was deleted while this program read the ledgers. Run the command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Survey:
     files: dict[LedgerKind, dict[str, list[Location]]]  # by ledger
     ledgers: Sequence[str]  # names in the order of the folders
     left_out: list[LeftOut] = field(default_factory=list)
-    groups: dict[Location, tuple[int, ...]] = field(default_factory=dict)  # rows of row groups
+    groups: dict[Location, tuple[int, ...]] = field(default_factory=dict)  # rows of each row group
 
     def count(self, kind: LedgerKind) -> int:
         """Return the number of files of a kind."""

@@ -1,4 +1,4 @@
-"""Messages that are not accounted for, in order, also where they are too many for one process."""
+"""Sorts suspects, the messages that are not accounted for, even if one process cannot hold them."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,7 +10,7 @@ from twinbus.cost.facts import Facts, integers
 from twinbus.cost.identities import KeyedItem
 from twinbus.message import Int64s
 
-_SAMPLED = 100  # of each task
+_SAMPLED = 100  # rows of each task
 
 
 def in_order(suspects: pa.Table, facts: Facts) -> pa.Table:
@@ -35,14 +35,14 @@ def sample(ordered: pa.Table) -> pa.Table:
 
 
 def range_bounds(samples: Sequence[pa.Table], ranges: int, facts: Facts) -> pa.Table:
-    """Return rows that divide all suspects into ranges of about as many."""
+    """Return rows that divide all suspects into ranges of about the same size."""
     found = in_order(pa.concat_tables(samples), facts)
     places = np.unique(np.arange(1, ranges) * len(found) // ranges)
     return found.take(pa.array(places, pa.int64()))
 
 
 def by_range(items: Iterable[KeyedItem], bounds: pa.Table, facts: Facts) -> Iterator[Item]:
-    """Divide the suspects among the results of a task by range."""
+    """Select the suspects from the results of a task, and divide them by range."""
     contents = [content for _, (kind, content) in items if kind == Kind.SUSPECT]
     suspects = tables_of(contents, Kind.SUSPECT)
     order = np.lexsort(_keys(pa.concat_tables([bounds, suspects]), facts))

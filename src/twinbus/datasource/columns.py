@@ -1,7 +1,7 @@
 """Converts messages to the columns of the `twinbus` data source, and back.
 
-Spark has no binary type of fixed length, and no map with values of several types. So an identifier
-is binary, and a property is a struct with one field per type, of which exactly one is set:
+Spark has no binary type of fixed length, and no map with values of several types. So a UUID is
+binary, and a property is a struct with one field per type, of which exactly one is set:
 
     properties map<string, struct<str, int, float, bool, bytes, datetime, timedelta, uuid>>
 
@@ -109,7 +109,7 @@ def _to_spark(name: str, column: pa.Array) -> pa.Array:
 
 
 def _with_uuids(column: pa.Array, kind: pa.MapType) -> pa.Array:
-    """Return properties with UUIDs as bytes of fixed length."""
+    """Return properties in the type `kind`, in which UUIDs have no fixed length."""
     offsets = map_offsets(column)
     names, values = property_entries(column, offsets)
     children = [values.field(child) for child in PROPERTY_TYPES]
@@ -127,7 +127,7 @@ def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def check_writable(columns: Mapping[str, str]) -> None:
-    """Refuse columns that messages do not have, given their Spark types."""
+    """Raise if messages do not have one of these columns, or if `body` is missing."""
     unknown = sorted(set(columns) - set(MESSAGE_COLUMNS))
     if unknown:
         raise InvalidArgumentError(
@@ -151,11 +151,14 @@ def from_spark(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = pa.nulls(batch.num_rows, field.type) if at < 0 else batch.column(at)
             columns.append(_from_spark(field, column))
         except pa.ArrowException as error:
-            raise InvalidArgumentError(f"column {field.name} has a wrong type: {error}") from error
+            raise InvalidArgumentError(
+                f"column {field.name} has a wrong type: {error}. Cast it to "
+                f"{_MESSAGE_DDL[field.name]}"
+            ) from error
     if columns[0].null_count:
         raise InvalidArgumentError(
-            f"{columns[0].null_count} of {batch.num_rows} rows have a null as body; use an empty "
-            "body"
+            f"body is null in {columns[0].null_count} of {batch.num_rows} rows; write an empty "
+            "body instead, for example with coalesce"
         )
     return pa.RecordBatch.from_arrays(columns, schema=MESSAGE_SCHEMA)
 
@@ -215,7 +218,9 @@ def _child(values: pa.Array, child: str, kind: pa.DataType) -> pa.Array:
     if child == "uuid" and values_of_type.null_count != len(values_of_type):
         lengths = pc.unique(pc.binary_length(values_of_type.drop_null())).to_pylist()
         if lengths != [16]:
-            raise InvalidArgumentError(f"a uuid has 16 bytes, not {lengths}")
+            raise InvalidArgumentError(
+                f"uuids in properties have lengths of {lengths} bytes; each must have 16 bytes"
+            )
     if child in ("datetime", "timedelta"):
         return _moments(f"the {child} of a property", values_of_type, kind)
     return _cast(values_of_type, kind)

@@ -103,7 +103,7 @@ class LeaseKeeper:
     # -- a batch -----------------------------------------------------------------------------------
 
     def lease_of(self, end: StreamOffset) -> int:
-        """Return the lease of a batch; if it has expired, lease the range again.
+        """Return the epoch of the lease of a batch; if it has expired, lease the range again.
 
         0 means that all messages of the batch are completed.
         """
@@ -138,7 +138,7 @@ class LeaseKeeper:
             self._courier.ask(ReleaseRange(self._path, lease.epoch))
             raise _foreign(
                 f"batch {end.batch} was read from {end.origin}, and the messages {first} to {last} "
-                f"of {self._path} are now of {lease.origin}: the queue was created again, the "
+                f"of {self._path} now belong to {lease.origin}: the queue was created again, the "
                 "server was restored from a backup, or the connection leads to another server"
             )
         return lease
@@ -159,9 +159,9 @@ class LeaseKeeper:
                 self._complete_again(end, end.intervals)
             else:
                 _log.warning(
-                    "The checkpoint is of an earlier version and does not name the queue of batch "
-                    "%d. The lease of the batch has expired, so its messages stay in %s and are "
-                    "delivered again",
+                    "An earlier version of Twinbus wrote the checkpoint, which does not name the "
+                    "queue of batch %d. The lease of the batch has expired, so its messages stay "
+                    "in %s and are delivered again",
                     end.batch,
                     self._path,
                 )
@@ -223,7 +223,7 @@ class LeaseKeeper:
         self._is_closed.set()
         released = self._ahead()
         self._release(released)
-        if self._poll is not None:  # it may get a lease on the ranges that were just released
+        if self._poll is not None:  # its reply may be a lease on the ranges that were just released
             wait([self._poll], POLL_GATHER_S)
             self._release(self._ahead() - released)
 

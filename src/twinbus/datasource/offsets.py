@@ -11,8 +11,8 @@ Spark stores an offset as JSON in its checkpoint, before it runs the batch that 
     runs        the messages: first number, count, gap, count, gap, count ...
 
 A batch that is repeated after a restart thus has the same messages in the same tasks, and a lease
-that has expired can be taken again for exactly these messages. Offsets without path and origin are
-of an earlier version; they have `first`, `last` and `count` instead of `runs`.
+that has expired can be taken again for exactly these messages. An earlier version of Twinbus
+wrote offsets without path and origin; they have `first`, `last` and `count` instead of `runs`.
 """
 
 import itertools
@@ -82,7 +82,7 @@ class StreamOffset:
 
 
 def _packed(intervals: Pairs) -> list[int]:
-    """Return intervals as one list of small numbers: there may be thousands."""
+    """Return intervals as one list of small numbers: a batch may have thousands of them."""
     packed = [intervals[0][0], intervals[0][1] - intervals[0][0] + 1]
     for (_, before), (first, last) in itertools.pairwise(intervals):
         packed += [first - before - 1, last - first + 1]

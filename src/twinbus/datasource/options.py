@@ -7,10 +7,10 @@
     partitions                                    tasks of a read (by messages and parallelism)
     columns                                       the columns to read, comma-separated (all)
     txnAppId, txnVersion                          identify a batch write, so that it is made once
-    leaseSeconds                                  when others may read messages of a dead query (60)
+    leaseSeconds                                  time until others read rows of a dead query (60)
 
-Spark does not show the options in plans, logs or pages. Each process that needs a file or variable
-reads it, so it must exist on every machine of a cluster.
+Spark does not show the options in plans, logs or pages. Each process reads the file or the
+variable with the connection string itself, so it must exist on every machine of a cluster.
 """
 
 import os
@@ -92,8 +92,9 @@ class SourceOptions:
         ]
         if len(places) != 1:
             raise InvalidArgumentError(
-                "the namespace is missing: set one of the options connection, connectionFile (a "
-                "file with the connection string) and connectionEnv (an environment variable). "
+                "the namespace is missing or set twice: set exactly one of the options connection, "
+                "connectionFile (a file with the connection string) and connectionEnv (an "
+                "environment variable). "
                 f"{_IN_SQL}"
             )
         path, is_topic, is_inner = _path(options)
@@ -145,7 +146,7 @@ class SourceOptions:
         return found
 
     def tasks_for(self, messages: int) -> int:
-        """Return the number of tasks that read so many messages.
+        """Return into how many tasks to divide a read of this number of messages.
 
         There are at least as many tasks as the cluster ran at once when the data source was
         registered. A large read has more, so that no task has too many messages and a cluster that
@@ -168,8 +169,8 @@ def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
     subscription = options.get("subscription", "")
     if bool(queue) == bool(topic) or (subscription and not topic):
         raise InvalidArgumentError(
-            "the entity is missing: set the option queue, or topic to write, or topic and "
-            f"subscription to read. {_IN_SQL}"
+            "the entity is missing or set twice: set either the option queue, or topic to write, "
+            f"or topic and subscription to read. {_IN_SQL}"
         )
     dead = options.get("deadletter", "false").lower()
     if dead not in ("true", "false"):

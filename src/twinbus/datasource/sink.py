@@ -47,7 +47,7 @@ class MessageWriter(DataSourceArrowWriter):
         if options.transaction is not None:
             application, self._version = options.transaction
             self._job = f"txn/{xxhash.xxh3_128_hexdigest(application.encode())}"
-        else:  # created on the driver, so that a task that runs again has the same
+        else:  # chosen on the driver, so that a task that runs again uses the same name
             self._job, self._version = secrets.token_hex(8), 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -88,7 +88,10 @@ class MessageStreamWriter(DataSourceStreamArrowWriter):
 
 def _check(options: SourceOptions, schema: StructType) -> None:
     if not options.is_writable:
-        raise InvalidArgumentError(f"{options.path} cannot be written; write to its queue or topic")
+        raise InvalidArgumentError(
+            f"{options.path} is a subscription or a dead-letter queue, which cannot be written. "
+            "Write to its queue or topic"
+        )
     check_writable({field.name: field.dataType.simpleString() for field in schema})
 
 
@@ -126,7 +129,7 @@ def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _with_ids(batch: pa.RecordBatch, place: str, numbers: range) -> pa.RecordBatch:
-    """Add an id to messages without one; it is the same each time they are written."""
+    """Add ids to messages without one; a message that is written again gets the same id."""
     at = batch.schema.get_field_index("message_id")
     column = batch.column(at)
     if not column.null_count:

@@ -60,7 +60,7 @@ _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 class TwinbusDataSource(DataSource):
     """Queues, subscriptions, dead-letter queues and topics as tables and streams."""
 
-    parallelism = STREAM_PARTITIONS  # tasks of a read; `register` sets that of the cluster
+    parallelism = STREAM_PARTITIONS  # least tasks of a read; `register` sets it for its cluster
     takes_filters = False  # must equal a setting of the session, or Spark refuses the reader
 
     @classmethod
@@ -188,7 +188,7 @@ class BrowsingReader(DataSourceReader):
 
 
 class FilteringReader(BrowsingReader):
-    """Reads only messages that the conditions of a query can need."""
+    """Browses only messages that can match the conditions of a query."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use conditions as bounds; Spark evaluates all of them as well."""
@@ -243,7 +243,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except MessagingError as error:
             if not error.is_transient or self._is_bounded:
                 raise
-            _log.warning("%s cannot be read and is tried again: %s", self._options.path, error)
+            _log.warning("%s cannot be read; the stream tries again: %s", self._options.path, error)
             time.sleep(BATCH_PATIENCE_S)
             return start
 
@@ -282,7 +282,7 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._report
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the partitions of a batch; lease its range again if this is after a restart."""
+        """Return the partitions of a batch; if its lease has expired, lease its range again."""
         batch = StreamOffset.of(end)
         if not batch.intervals:  # without messages, Spark begins with an empty batch
             return []

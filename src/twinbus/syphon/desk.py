@@ -9,7 +9,7 @@ machine. They exchange through this folder what Spark does not transport:
     interrupted.json       planner           next planner         queues whose visit was killed
     progress.json          planner           application          numbers, and notes to log
     queues.json            application       planner              queues found after the start
-    stop                   application       planner              empty: start no further batch
+    stop                   application       planner              exists: start no further batch
 
 A file appears whole or not at all. No file contains a message or a key.
 """
@@ -128,7 +128,7 @@ class Desk:
     def progress(self) -> tuple[SyphonProgress, list[Note]]:
         """Return the stored progress, and the latest notes.
 
-        Without a file, this is the progress that was read last: the folder is gone after the end.
+        After the syphon has ended, the folder does not exist. Then this is the progress read last.
         """
         try:
             stored = json.loads((self.folder / "progress.json").read_bytes())

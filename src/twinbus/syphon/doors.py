@@ -1,8 +1,8 @@
 """How Spark's workers reach the namespaces of a syphon.
 
 A server has an address. An embedded namespace has none, so the syphon opens a private door to it,
-in the process that has the directory open, for as long as the syphon runs. Workers need a socket on
-the same machine, so Spark must run there as well.
+in the process that has the directory open, for as long as the syphon runs. A private door is a Unix
+socket, so the workers must run on the same machine.
 """
 
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from twinbus.server.private import Access, PrivateDoor
 
 
 def check_master(master: str, *connections: str) -> None:
-    """Refuse a Spark on other machines if a namespace can only be reached on this machine."""
+    """Raise if Spark may run on other machines and a namespace is only reachable on this one."""
     for connection in map(ConnectionString.parse, connections):
         if connection.place is Place.EMBEDDED and not master.startswith("local"):
             raise InvalidArgumentError(

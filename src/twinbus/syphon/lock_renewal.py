@@ -1,4 +1,4 @@
-"""Renews the locks of the messages that a visit has received and not settled yet.
+"""Renews the locks of messages that a visit (locked_carrier.py) has received and not settled.
 
 A visit waits until the primary has accepted its messages. Their locks may expire meanwhile, because
 an existing queue may have short locks, and sends may be slow. A message whose lock has expired is

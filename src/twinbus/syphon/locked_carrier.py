@@ -5,14 +5,15 @@
 
 A visit receives until the queue is empty or a bound is reached. A message leaves the queue only
 after the primary has accepted it. Messages of a failing destination stay locked until the visit
-ends, so that the visit reaches those behind them; then it releases them in order. Locks that expire
-are renewed meanwhile.
+ends, so that the visit reaches the messages behind them. The visit renews the locks meanwhile, and
+then releases the messages in order.
 
 A killed visit leaves its messages locked. The planner visits the queue again only after
 the locks have expired; otherwise later messages would overtake the locked ones. A Twinbus primary
 recognises by their origin the messages that it has already accepted. The origin is the sender and
-the sender's number. For a message without a sender it is the queue, its creation time and the
-sequence number. Any other primary may enqueue them twice. One thread runs a visit.
+the sender's number. For a message without a sender, the origin is the backlog queue with its
+creation time, and the sequence number. Any other primary may enqueue messages twice. One thread
+runs a visit.
 """
 
 import logging

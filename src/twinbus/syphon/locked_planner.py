@@ -72,14 +72,14 @@ class LockedPlanner:
         self._locks_us: dict[str, int] = {}  # how long the locks of a queue last
         killed = {task.queue for task in desk.take_tasks()}
         for path in {*killed, *desk.interrupted()}:
-            with suppress(MessagingError):  # the queue rests for the usual time
+            with suppress(MessagingError):  # the queue pauses for the default lock duration
                 self._learn_lock(path)
         self._rest(killed)  # the tasks of a killed batch
 
     def _rest(self, queues: Iterable[str]) -> None:
         """Pause queues until the locks of killed visits have expired.
 
-        They are stored at the desk, because this planner may be killed as well.
+        The desk stores the queues and times, because this planner may be killed as well.
         """
         now, wall = self._clock.now_us(), self._clock.wall_us()
         known = self._desk.interrupted().items()
@@ -97,7 +97,7 @@ class LockedPlanner:
         return self._locks_us.get(path, to_us(DEFAULT_LOCK_DURATION))
 
     def _learn_lock(self, path: str) -> None:
-        """Ask a queue once how long its locks last: a queue may exist with other settings."""
+        """Ask a queue once for its lock duration: a queue from before the pairing has its own."""
         if path in self._locks_us:
             return
         described = self._secondary.ask(GetEntity(path), SETTLE_TIMEOUT_S)
@@ -109,7 +109,8 @@ class LockedPlanner:
     def next_tasks(self, patience_s: float, *, once: bool = False) -> list[Task]:
         """Return the tasks of the next batch; empty if no message arrived within `patience_s`.
 
-        `once` visits every queue until it is empty, and does not retry what failed.
+        With `once`, it visits every queue until it is empty, and does not wait for failing
+        destinations.
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
@@ -204,7 +205,7 @@ class LockedPlanner:
     # -- polls of idle queues ----------------------------------------------------------------------
 
     def _poll_idle(self) -> "Sequence[Future[pa.RecordBatch]]":
-        """Poll every idle queue that has no poll in flight for one message."""
+        """Poll for one message in every idle queue that has no poll in flight."""
         with self._lock:
             wanted = [path for path in self._visits.idle if path not in self._polls]
             for path in wanted:
@@ -231,7 +232,7 @@ class LockedPlanner:
         self._wakeup.send()
 
     def _on_released(self, path: str, released: "Future[None]") -> None:
-        """Make a queue ready: its message is available again, or will be when its lock expires."""
+        """Make a queue ready; if its message was not released, pause it for the lock duration."""
         with self._lock:
             self._polls.pop(path, None)
             self._unreadable.discard(path)
@@ -242,7 +243,7 @@ class LockedPlanner:
         self._wakeup.send()
 
     def _note_unreadable(self, path: str, why: object) -> None:
-        """Add a note that a queue cannot be read, once until it can be read again."""
+        """Note that a queue cannot be read; the next note follows only after it could be read."""
         with self._lock:
             if path in self._unreadable:
                 return

@@ -3,7 +3,7 @@
 The planner runs in the process of Spark's streaming source, on the driver. It asks every backlog
 queue for its next range with one long poll, so that an idle queue costs one operation per poll and
 the planner gets a new message at once. The planner releases a range that is granted while a batch
-runs: another syphon may carry that range now, and this one could not.
+runs: another syphon can carry it at once, and this one only after the batch.
 
 Spark calls `next_tasks` from one thread. Replies arrive on other threads, and one more thread
 renews the leases; the lock protects the book.
@@ -91,7 +91,7 @@ class Planner:
     def next_tasks(self, patience_s: float, *, once: bool = False) -> list[Task]:
         """Return the tasks of the next batch; empty if no message arrived within `patience_s`.
 
-        `once` neither waits for messages nor retries what failed.
+        With `once`, the planner does not wait for messages, and carries each range only once.
         """
         self._finish_batch()
         if self._desk.is_asked_to_stop:
@@ -154,7 +154,7 @@ class Planner:
                 self._bounds[queue] = 0
 
     def _count_remaining(self) -> None:
-        """Find out whether messages remain, leased by others or new: report them as waiting."""
+        """Record as waiting if a queue still has messages: new ones, or leased by other syphons."""
         for queue in self._book.queues:
             try:
                 left = self._secondary.ask(Peek(queue, 0, 1), POLL_GRACE_S).num_rows
@@ -200,8 +200,8 @@ class Planner:
     def _merge_crowded(self) -> None:
         """Merge small ranges that wait for failing destinations.
 
-        A queue with a poll in flight is skipped: the poll names the leases behind which it may
-        lease.
+        A queue with a poll in flight is skipped. The poll lists the leases that it may pass; the
+        lease of the merged range would not be among them.
         """
         with self._lock:
             crowded = [entry for entry in self._book.crowded() if entry[0] not in self._polls]
@@ -340,7 +340,10 @@ class Planner:
         self._release_all()
 
     def _release_all(self) -> None:
-        """Release every lease. Only the first call does: Spark may leave no time for `close`."""
+        """Release every lease; later calls do nothing.
+
+        The last `next_tasks` calls this, because Spark may leave no time for `close`.
+        """
         if self._has_released_all:
             return
         self._has_released_all = True

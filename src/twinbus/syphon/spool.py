@@ -1,10 +1,10 @@
 """A local folder in which ledger files wait until they are moved to another file system.
 
-The Python workers of executors cannot write to hdfs, s3a or abfs: only the JVM can, and only the
-driver reaches it. So the rows of transfers come to the driver with the commit of their batch,
-become files of a ledger in this folder, and the application's process copies these files through
-Spark's JVM. A driver that is killed leaves the folder behind: `twinbus report` reads it like any
-other.
+The Python workers of executors cannot write to hdfs, s3a or abfs: only Spark's JVM can, and only
+the application's process can call it. So workers send the rows of transfers to the driver with the
+commit of their batch. The driver writes them to ledger files in this folder, and the application's
+process copies these files through the JVM. A driver that is killed leaves the folder behind:
+`twinbus report` reads it like any other ledger.
 
 The driver writes a file each minute. As in every ledger, the small files of a finished day are
 merged into one (`ledger_merge`). So small files also stay in this folder after they were copied,

@@ -1,7 +1,7 @@
 """The syphon: a Structured Streaming query that brings every diverted message home.
 
-`Syphon` starts the query, watches it, restarts it when Spark gives up, and reports its progress.
-The processes of the query do the work (syphon_query.py); their reports arrive through the desk.
+`Syphon` starts the query, watches it, restarts it after an error, and reports its progress. Spark's
+processes do the work (syphon_query.py) and report through a folder that all share (desk.py).
 """
 
 import logging
@@ -79,7 +79,7 @@ class SyphonSettings:
     queues: tuple[str, ...]  # paths of the backlog queues
     extra_queues: tuple[str, ...] = ()  # a subset: only messages with x-ms-path are moved
     retry_interval: timedelta = DEFAULT_RETRY_INTERVAL  # of a destination that failed
-    lease: timedelta = SYPHON_LEASE  # when another syphon takes over after a kill
+    lease: timedelta = SYPHON_LEASE  # how long after a kill another syphon takes over
     range_messages: int = RANGE_MESSAGES  # per queue and batch
     ranges_per_queue: int = 1  # in parallel; with more than one, the order of a client is lost
     ledger: Path | str | None = None  # folder or URI of the ledger of transfers; None: no ledger
@@ -132,7 +132,10 @@ def _check_span(name: str, span: timedelta, low: timedelta, high: timedelta) -> 
 
 
 def _check_transformable(secondary: str) -> None:
-    """Refuse a transform if the secondary has no ranges: its tasks settle messages themselves."""
+    """Raise if the secondary has no ranges; a transform needs them.
+
+    Without ranges, each task receives, sends and settles its messages by itself.
+    """
     connection = ConnectionString.parse(secondary)
     with closing(open_namespace(connection)) as namespace:
         if Capability.RANGES not in namespace.capabilities:
@@ -145,7 +148,7 @@ def _check_count(name: str, count: int, most: int) -> None:
 
 
 def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[str]:
-    """Return a line for each extra backlog queue with messages, which no syphon brings home."""
+    """Return a warning for each extra backlog queue with messages: they are not brought home."""
     lines = []
     for path in queues.extra.values():
         count = manager.get_runtime_properties(path).active_message_count
@@ -158,7 +161,7 @@ def note_extra_queues(manager: NamespaceManager, queues: BacklogQueues) -> list[
 
 
 class Syphon(Closable):
-    """A running syphon; as a context manager it stops after the current batch."""
+    """A running syphon; the end of a `with` block stops it after the current batch."""
 
     def __init__(
         self,
@@ -166,7 +169,7 @@ class Syphon(Closable):
         *,
         once: bool = False,
         watch: QueueWatch | None = None,
-        on_failure: Callable[[str], None] | None = None,  # called if the syphon ends by itself
+        on_failure: Callable[[str], None] | None = None,  # gets the reason if the syphon fails
     ) -> None:
         self._settings = settings
         self._once = once
@@ -274,7 +277,7 @@ class Syphon(Closable):
         return self._query.lastProgress if self._query is not None else None
 
     def wait_until_running(self) -> None:
-        """Wait until the syphon has looked at the backlog for the first time."""
+        """Wait until the syphon has polled the backlog queues for the first time, or has ended."""
         deadline = SPARK_START_S
         while not self.progress.at:
             if self._ended.wait(QUERY_LOOK_S):
@@ -296,12 +299,15 @@ class Syphon(Closable):
 
     def _raise(self) -> None:
         if self._error is not None:
-            raise MessagingError(f"the syphon failed: {reason_of(self._error)}") from self._error
+            raise MessagingError(
+                f"the syphon failed: {reason_of(self._error)}. Messages that are not home yet stay "
+                "in the backlog until a syphon runs again"
+            ) from self._error
 
     # -- running -----------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Forward notes, and restart the query or Spark after a failure."""
+        """Log the notes of the planner, and restart the query or Spark after a failure."""
         logged = ""
         while True:
             try:
@@ -309,13 +315,20 @@ class Syphon(Closable):
                 break
             except Exception as trouble:  # noqa: BLE001 - any error of Spark; `wait` raises it
                 self._error = trouble
-            if self._is_spark_alive():  # it is an error of the watcher, such as one of its disk
+            if self._is_spark_alive():  # not an error of Spark: a file could not be read
                 reason, self._error = reason_of(self._error), None
                 if reason != logged:
-                    _log.error("The syphon runs, but its progress cannot be read: %s", reason)
+                    _log.error(
+                        "The syphon runs, but its progress cannot be read: %s. It tries again. "
+                        "Check the disk with the folder for temporary files",
+                        reason,
+                    )
                 logged = reason
             elif not self._start_spark_again():
-                reason = f"Spark has stopped, and the syphon with it: {reason_of(self._error)}"
+                reason = (
+                    f"Spark has stopped, and the syphon with it: {reason_of(self._error)}. Look at "
+                    "the log of Spark"
+                )
                 self._error = InvalidOperationError(reason)
                 _log.error("%s", reason)
                 break
@@ -334,10 +347,11 @@ class Syphon(Closable):
         return True
 
     def _start_spark_again(self) -> bool:
-        """Restart Spark after its Java died; return False if it is not ours or does not start.
+        """Restart Spark after its JVM died; return False if the syphon must end instead.
 
-        Tries are counted until there is a batch. Other syphons get the leases of the dead one when
-        they expire.
+        A session that the application started is not restarted. After MAX_SPARK_STARTS starts
+        without a new batch, the syphon gives up. Messages that the dead query had leased wait until
+        its leases expire; then this or another syphon leases them.
         """
         assert self._spark is not None
         if self._once or not self._spark.is_own:
@@ -350,7 +364,7 @@ class Syphon(Closable):
             self._starts += 1
             if self._starts > MAX_SPARK_STARTS:
                 return False
-            _log.error("Spark's Java died and is restarted: %s", reason_of(self._error))
+            _log.error("Spark's JVM died, and the syphon restarts it: %s", reason_of(self._error))
             if self._leaving.wait(_RESTARTS.pause_us(self._starts) / SECOND_US):
                 return False
             try:
@@ -364,7 +378,7 @@ class Syphon(Closable):
                 return True
 
     def _watch_query(self) -> None:
-        """Return when the query has ended; raise if Spark has stopped."""
+        """Restart the query after errors until the syphon ends; raise if Spark has stopped."""
         failures, seen = 0, 0
         assert self._spark is not None
         while not self._stopping.wait(QUERY_LOOK_S):
@@ -386,7 +400,7 @@ class Syphon(Closable):
                 return
             batches = self.progress.batches
             failures, seen = (failures + 1 if batches == seen else 1), batches
-            _log.error("Spark stopped the query, which is restarted: %s", reason_of(error))
+            _log.error("Spark stopped the query, and the syphon restarts it: %s", reason_of(error))
             if self._leaving.wait(_RESTARTS.pause_us(failures) / SECOND_US):
                 return
             try:
@@ -421,7 +435,11 @@ class Syphon(Closable):
                 target = HadoopPath(self._spark.session, str(self._settings.ledger))
                 self._spool.copy_to(target, datetime.now(UTC).date())
         except Exception as error:  # noqa: BLE001 - see above
-            _log.warning("The ledger of transfers cannot be written: %s", reason_of(error))
+            _log.warning(
+                "The ledger of transfers cannot be written: %s. The syphon continues to bring "
+                "messages home, and tries to write the ledger again",
+                reason_of(error),
+            )
 
     def _pass_notes_on(self) -> None:
         for note in self._desk.progress()[1]:

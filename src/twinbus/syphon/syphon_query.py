@@ -9,7 +9,8 @@
 
 Rows contain ranges, not messages: the bodies go from the secondary to the primary through the
 writer's process only. The brokers store what must survive (leases, and which messages were
-transferred), so a checkpoint of this query has no use after its end, and an old one does no harm.
+transferred). So a query needs no checkpoint of an earlier query, and an old checkpoint does no
+harm.
 
 If the secondary has no ranges, a row is a visit to a queue: the worker receives under lock, sends
 and settles by itself (locked_carrier.py), and the committer only reports.
@@ -70,7 +71,7 @@ _RANGES = pa.schema(
         ("origin", pa.string()),
         ("lock_us", pa.int64()),
         ("on_trial", pa.map_(pa.string(), pa.list_(pa.int64()))),
-        # The load of the task, in its first row: Spark's metrics are made of it.
+        # How much the task carries, only in its first row. Spark's metrics are computed from it.
         ("messages", pa.int64()),
         ("bytes", pa.int64()),
         ("waiting", pa.int64()),
@@ -97,7 +98,7 @@ class SyphonOptions:
     settings: PlannerSettings
     ledger: Path | None = None  # a folder that all workers reach
     spool: Path | None = None  # a folder of the driver; rows arrive there with commits
-    tracing: str = field(default_factory=setup_name)  # what sets the tracer provider up; or empty
+    tracing: str = field(default_factory=setup_name)  # the value of TWINBUS_TRACING
 
     def to_options(self) -> dict[str, str]:
         """Return the options as text for Spark."""
@@ -151,7 +152,7 @@ class SyphonOptions:
         return LockedCarrier(self.carrier(), secondary, self.settings.range_messages)
 
     def planner(self) -> Planner | LockedPlanner:
-        """Return the planner of the tasks, in the planner's process."""
+        """Create the planner, in the planner's process; for ranges, start to renew their leases."""
         secondary, desk, clock = namespace_of(self.secondary), Desk(self.folder), SystemClock()
         if Capability.RANGES not in secondary.capabilities:
             return LockedPlanner(secondary, self.settings, desk, clock)
@@ -171,7 +172,7 @@ class SyphonOptions:
 
 
 def age_s(moment: str) -> Column:
-    """Return the largest age of the moments in a column, when the batch began."""
+    """Return the age of the oldest time in a column at the beginning of the batch."""
     return f.max(f.current_timestamp().cast("double") - f.col(moment).cast("double"))
 
 
@@ -189,7 +190,7 @@ class SyphonDataSource(DataSource):
 
     @classmethod
     def observed(cls, rows: DataFrame) -> DataFrame:
-        """Return rows whose batches have metrics of messages; Spark itself counts ranges."""
+        """Add metrics of messages to the batches: Spark itself counts rows, which are ranges."""
         return rows.observe(
             OBSERVED,
             *(f.sum(name).alias(name) for name in ("messages", "bytes", "waiting")),
@@ -235,7 +236,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Plan the next batch; Spark calls this after the last batch was settled."""
+        """Plan the next batch; Spark calls this after the previous batch was settled."""
         if self._planner is None:
             exit_on_terminate()  # so that Spark calls `stop`
             self._planner = self._options.planner()
@@ -247,7 +248,8 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the progress in messages: the rows that Spark counts are ranges.
 
-        Spark shows it as `latestOffset` of the source, as of the planning of its batch.
+        Spark shows it as `latestOffset` of the source. It is the progress at the time when the
+        batch was planned.
         """
         progress = Desk(self._options.folder).progress()[0]
         moved_bytes = sum(destination.moved_bytes for destination in progress.destinations)
@@ -255,7 +257,7 @@ class RangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**figures, "moved_bytes": moved_bytes}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of a batch; after a restart, of an old batch with expired leases."""
+        """Return the tasks of a batch; after a restart, their leases may have expired."""
         return [TaskPartition(Task.from_json(value)) for value in end["tasks"]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -349,7 +351,10 @@ class RangeWriter(DataSourceStreamArrowWriter):
         write_transfers(transfers)
 
     def _settle(self, carried: Carried) -> None:
-        """Settle a range; if that fails, it is carried again, and the primary recognises it."""
+        """Settle a range; if that fails, a later batch carries it again.
+
+        The primary recognises the messages that it has already accepted.
+        """
         release = not carried.kept and carried.unread is None
         try:
             for command in settlements(carried, release=release):

@@ -79,7 +79,8 @@ class Tally:
         for trouble in new:
             text = (
                 f"{trouble.destination} does not accept its messages: {trouble.failure.text}. They "
-                "wait in the backlog, and the syphon tries again; other destinations go on"
+                "wait in the backlog, and the syphon tries again. It still brings messages of "
+                "other destinations home"
             )
             if trouble.destination == NOT_DIVERTED:
                 text = f"{NOT_DIVERTED}: {trouble.failure.text}"
@@ -91,7 +92,8 @@ class Tally:
                 self._desk.note(
                     logging.WARNING,
                     f"{len(carried.poison)} message(s) of {carried.queue} cannot be brought home "
-                    f"and were dead-lettered there. Cause of the first: {carried.poison[0][1]}",
+                    f"and were dead-lettered there. Cause of the first: {carried.poison[0][1]}. "
+                    "Run `twinbus dead-letter list` on this queue to see all",
                 )
 
     def publish(self, stock: Stock, **changes: Any) -> None:

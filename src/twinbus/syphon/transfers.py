@@ -12,8 +12,8 @@ name. If not, its rows may have been appended too late for the other process, an
 into a new journal.
 
     journal   8 bytes: time of its beginning; then per write its length and its xxh3 (8 bytes
-              each), and an Arrow IPC stream. An incomplete end is cut off: its batch was not
-              settled.
+              each), and an Arrow IPC stream. An incomplete end is ignored: its batch was
+              not settled.
 
 If workers cannot reach the file system of the ledger, the rows are sent to the driver with the
 other reports of a task (`take`, `add`).
@@ -116,7 +116,7 @@ class TransferLedger:
         self._tables.append(pa.table(columns, schema=_SCHEMA))
 
     def take(self) -> bytes:
-        """Return and remove the rows that are not written, for another process."""
+        """Return and remove the rows that are not written yet; another process writes them."""
         if not self._tables:
             return b""
         content, self._tables = _content(self._tables), []
@@ -148,7 +148,7 @@ class TransferLedger:
                 self._journal = None
 
     def roll(self, *, at_once: bool = False) -> None:
-        """Turn the journals in the folder that are due into a file, of whichever process."""
+        """Turn the journals that are due into one ledger file, whichever process wrote them."""
         if self._ledger is None or not self._ledger.folder.is_dir():
             return
         now = self._clock.wall_us()
@@ -214,7 +214,7 @@ class _Journal:
         self._size += written
 
     def has_its_name(self) -> bool:
-        """Return whether no other process has taken it over."""
+        """Return whether the journal still has its name: no process has taken it over."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self.path.stat())
         except FileNotFoundError:
@@ -248,7 +248,7 @@ def _is_due(path: Path, now: int, *, at_once: bool) -> bool:
 
 
 def _take_over(path: Path) -> Path | None:
-    """Rename a journal to a name that its process does not use; None if another was faster."""
+    """Rename a journal to a name that its process does not use; None if it was renamed before."""
     renamed = path.with_name(f".{os.getpid()}-{secrets.token_hex(6)}{_TAKEN}")
     with suppress(FileNotFoundError):
         return path.rename(renamed)

@@ -1,7 +1,7 @@
 """The syphon's query with a transform: rows contain complete messages.
 
-It is slower than ranges, but a function from DataFrame to DataFrame gets every message as it was
-sent, with these additional columns:
+A transform is a function from DataFrame to DataFrame. It gets every message as it was sent, with
+these additional columns. Rows with messages are slower than rows with ranges.
 
     destination        the entity it is sent to; may be changed
     backlog_queue, origin, epoch, sequence_number, sender, sender_number, accepted
@@ -47,7 +47,7 @@ from twinbus.syphon.syphon_query import (
 from twinbus.syphon.transfers import Passed
 
 TRANSFORM_FORMAT = "twinbus_syphon_rows"
-LEFT_OUT = "the transform left it out"
+LEFT_OUT = "the transform removed the row of the message"
 _PLACE = pa.schema(
     [
         ("destination", pa.string()),
@@ -104,12 +104,12 @@ class TransformDataSource(SyphonDataSource):
         return TRANSFORM_FORMAT
 
     def schema(self) -> str:
-        """Return the columns of a message on its way."""
+        """Return the columns of the rows that a transform gets and returns."""
         return _DDL
 
     @classmethod
     def observed(cls, rows: DataFrame) -> DataFrame:
-        """Return rows whose batches have metrics, of messages as they come from the backlog."""
+        """Add metrics of the messages to the batches, as they are before the transform."""
         return rows.observe(
             OBSERVED,
             f.count("*").alias("messages"),
@@ -136,7 +136,7 @@ class RowReader(RangeReader):
     """Like RangeReader, but its tasks read the messages."""
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a task, except those whose destination is held back."""
+        """Yield the messages of a task, except poison and those of skipped destinations."""
         assert isinstance(partition, TaskPartition)
         task = partition.task
         carrier = self._options.carrier()
@@ -201,7 +201,7 @@ class RowWriter(RangeWriter):
         numbers = rows.column("sequence_number").to_numpy()
         has_body = rows.column("body").is_valid()
         for number in numbers[~has_body.to_numpy(zero_copy_only=False)].tolist():
-            carried.poison.append((number, "the transform left its body out"))
+            carried.poison.append((number, "the transform set its body to null"))
         rows = rows.filter(has_body)
         numbers = rows.column("sequence_number").to_numpy()
         found = Restored(
@@ -260,7 +260,7 @@ class RowWriter(RangeWriter):
 
 
 def _places(batch: pa.RecordBatch) -> list[tuple[str, int]]:
-    """Return the ranges of rows."""
+    """Return the ranges to which the rows belong, as (queue, epoch)."""
     pairs = pa.table([batch.column("backlog_queue"), batch.column("epoch")], names=["q", "e"])
     unique = pairs.group_by(["q", "e"], use_threads=False).aggregate([])
     return list(zip(unique.column("q").to_pylist(), unique.column("e").to_pylist(), strict=True))
@@ -274,7 +274,7 @@ def _is_at(batch: pa.RecordBatch, queue: str, epoch: int) -> pa.Array:
 
 
 def _classify(batch: pa.RecordBatch, carried: Carried, passed_over: set[str]) -> None:
-    """Record for each message that no writer got whether it stays or is dead-lettered."""
+    """Record whether each message that is left stays or is dead-lettered."""
     found = restored(batch)
     numbers = batch.column("sequence_number").to_numpy()
     tried = Intervals(carried.kept_at).contains(numbers)

@@ -170,7 +170,7 @@ class Visits:
         moved = sum(messages for visit in visits for messages, _ in visit.moved.values())
         poison = sum(len(visit.poison) for visit in visits)
         queue.kept = Counter()
-        for visit in visits:  # a message that one task released, another may have kept again
+        for visit in visits:  # two tasks may have kept the same message: take the larger count
             queue.kept |= Counter({canonical(name): n for name, n in visit.kept.items()})
         queue.waiting = max(queue.waiting - moved - poison, queue.kept.total())
         oldest = [visit.oldest_us for visit in visits if visit.oldest_us is not None]
