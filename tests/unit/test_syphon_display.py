@@ -152,6 +152,18 @@ def test_log_lines_are_printed_above_the_table_and_wrapped(
     assert [row[9:] for row in terminal.screen() if row] == [row[9:] for row in above]
 
 
+@pytest.mark.usefixtures("display")
+def test_the_requests_of_a_library_are_not_printed_but_its_warnings_are(terminal: Terminal) -> None:
+    library = logging.getLogger("azure.core.pipeline.policies.http_logging_policy")
+    library.info("Request URL: 'https://shop/$Resources/queues'")
+    library.warning("Unable to refresh the token")
+    LOG.info("the syphon moves messages")
+    shown = "\n".join(terminal.screen())
+    assert "Request URL" not in shown
+    assert "Unable to refresh" in shown
+    assert "the syphon moves messages" in shown
+
+
 def test_a_trouble_is_printed_once_and_its_change_once(
     display: SyphonDisplay, terminal: Terminal
 ) -> None:

@@ -43,21 +43,24 @@ class SyphonDisplay:
 
     @contextmanager
     def logging(self) -> Iterator[None]:
-        """Print log records inside the block."""
+        """Print log records inside the block: those of Twinbus, and warnings of its libraries.
+
+        The SDK of Azure Service Bus logs each HTTP request at level INFO.
+        """
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         if self._is_live:
             handler = _AboveTheTable(self._console)
         handler.addFilter(OncePerChange())
-        root = logging.getLogger()
-        level = root.level
+        root, twinbus = logging.getLogger(), logging.getLogger("twinbus")
+        level = twinbus.level
         root.addHandler(handler)
-        root.setLevel(logging.INFO)
+        twinbus.setLevel(logging.INFO)
         try:
             yield
         finally:
             root.removeHandler(handler)
-            root.setLevel(level)
+            twinbus.setLevel(level)
 
     @contextmanager
     def showing(self) -> Iterator[None]:
