@@ -1,9 +1,13 @@
 """For all tests: the texts of the errors they raise are collected, and failures are explained.
 
+Ctrl-C ends the tests and the processes that they start, although a shell starts programs in the
+background with this signal ignored.
+
 Property tests have no time limit, because a busy machine can take any time for an example. They
 print how to repeat a failure.
 """
 
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -14,6 +18,7 @@ from tests.rabbitmq.brokers import running
 
 _REPORT_CHARACTERS = 20_000  # of the log of a RabbitMQ, beside a test that failed
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", parent=settings.default, deadline=None, print_blob=True)
 settings.load_profile("untimed")
 _texts = ErrorTexts()

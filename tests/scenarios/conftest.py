@@ -1,6 +1,5 @@
 """Sites for the scenarios."""
 
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,6 @@ from tests.scenarios.server_process import Server
 from tests.scenarios.site import Site
 
 __all__ = ["connection", "enter", "environment", "noted", "small"]  # fixtures
-
-
-@pytest.fixture(scope="session", autouse=True)
-def heeded_interrupts() -> None:
-    """Let processes that tests start heed Ctrl-C: those of a background job would ignore it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -67,7 +67,6 @@ class Program:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     mark = secrets.token_hex(8)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 
     def begin(command: list[str], **environment: str) -> Program:
         given = {**os.environ, MARK: mark, "TMPDIR": str(tmp_path), **environment}
