@@ -16,6 +16,8 @@ from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.duplicates import DuplicateHistory
 from twinbus.broker.entities.topic import Subscription
 from twinbus.broker.lifecycle import State
+from twinbus.broker.queue import answers as answers_module
+from twinbus.broker.queue import leasing as leasing_module
 from twinbus.broker.queue import queue as queue_module
 from twinbus.broker.queue.dead_letter import Deaths
 from twinbus.broker.queue.queue import Queue
@@ -25,11 +27,13 @@ from twinbus.broker.queue.tokens import LockNumbers
 from twinbus.broker.queue.waiters import Waiters
 from twinbus.broker.queue.waiting import Waiting
 from twinbus.broker.sending import intake as intake_module
+from twinbus.broker.sending import placing as placing_module
+from twinbus.broker.sending import routing as routing_module
+from twinbus.broker.sending import row_intake as row_intake_module
 from twinbus.broker.sending.repeats import Repeats
 from twinbus.broker.sending.routing import Router
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import Commit, Entries
-from twinbus.broker.turn import namespace as namespace_module
 from twinbus.broker.turn import queue_commands as queue_commands_module
 from twinbus.broker.turn.namespace import BrokerNamespace
 from twinbus.broker.turn.sends import Sends
@@ -46,15 +50,18 @@ PARTS: list[tuple[Any, str]] = [  # whatever changes the state of a namespace, o
     *((Waiters, name) for name in ("add", "leave")),
     *((Commit, name) for name in ("reply", "add_batch", "note_transferred")),
     *((Entries, name) for name in ("change", "gone")),
-    *((Queue, name) for name in ("allocate", "stage", "stage_one", "stage_row", "note_staged")),
-    *((Queue, "touch"), (Queue, "end_lease")),
+    *((Queue, name) for name in ("allocate", "touch")),
+    *((row_intake_module, name) for name in ("stage", "stage_one")),
+    *((routing_module, name) for name in ("stage", "note_staged")),
+    *((placing_module, "stage_row"), (leasing_module, "end_lease")),
     *((Router, name) for name in ("route", "stage", "resend")),
     *((AccessKeys, "all"), (Directory, "make"), (Directory, "entity"), (Subscription, "copies")),
     (Throttle, "check_room"),
     *((Deaths, "number"), (Bodies, "release"), (Bodies, "fetch"), (DuplicateHistory, "fresh")),
     *((LockNumbers, "next"), (Repeats, "note"), (queue_module, "delivered")),
-    (namespace_module, "lease_range"),
+    (answers_module, "lease_range"),
     *((queue_commands_module, name) for name in ("lease_range", "settle_range", "renew_range")),
+    (queue_commands_module, "end_lease"),
     *((intake_module, name) for name in ("to_batch", "sizes_of", "check_values")),
 ]
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.topic import Rule, Subscription, Topic
+from twinbus.broker.queue.answers import refuse_waiting
 from twinbus.broker.store.commit import Commit, Effect, Fact
 from twinbus.entities import (
     BACKLOG_INFIX,
@@ -94,7 +95,7 @@ class _Updated(Effect):
         try:
             self.entity.check_receive()
         except MessagingError as error:
-            self.entity.queue.refuse_waiting(error, self.commit)
+            refuse_waiting(self.entity.queue, error, self.commit)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,13 @@
 A lease lists its messages as intervals and is stored in the log, so it survives a crash of the
 broker. Its epoch is a fence: a command with the epoch of an ended lease is refused.
 
-turn/queue_commands.py and `Queue.serve_one` call these functions.
+turn/queue_commands.py calls these functions, answers.py for requests that waited, and `Queue.tick`
+for leases that have expired.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,6 @@ import pyarrow as pa
 from twinbus.broker.accounts.throttle import busy_entity
 from twinbus.broker.lifecycle import Cause, State
 from twinbus.broker.queue.dead_letter import Death
-from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.ranges import Lease
 from twinbus.broker.queue.waiting import Indices, once
 from twinbus.broker.store.commit import Commit, Effect, Fact
@@ -25,21 +26,24 @@ from twinbus.intervals import runs
 from twinbus.limits import MAX_LEASE_INTERVALS, MAX_LEASES, NEVER_US
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReadRange, SettleRange
 
+if TYPE_CHECKING:
+    from twinbus.broker.queue.queue import Queue
+
 
 @dataclass(frozen=True, slots=True)
 class _Leased(Effect):
     """A new lease whose record is not durable yet."""
 
-    queue: Queue
+    queue: "Queue"
     epoch: int
     commit: Commit
 
     def refused(self) -> None:
         """End the lease, because the log refused it; the next record contains its begin and end."""
-        self.queue.end_lease(self.epoch, self.commit)
+        end_lease(self.queue, self.epoch, self.commit)
 
 
-def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
+def lease_range(queue: "Queue", command: LeaseRange, now: int, commit: Commit) -> RangeLease | None:
     """Lease the next deliverable messages, or a given range; None if there are none."""
     if command.first is None or command.last is None:
         at = queue.waiting.deliverable(command.max_messages)
@@ -83,7 +87,7 @@ def lease_range(queue: Queue, command: LeaseRange, now: int, commit: Commit) -> 
     )
 
 
-def first_locked_or_leased(queue: Queue, past: Sequence[int]) -> tuple[int, str | None]:
+def first_locked_or_leased(queue: "Queue", past: Sequence[int]) -> tuple[int, str | None]:
     """Return the number of the first locked or leased message, and the owner of its lease.
 
     Messages of leases whose epoch is in `past` do not count. The owner is None for a message that a
@@ -102,11 +106,11 @@ def first_locked_or_leased(queue: Queue, past: Sequence[int]) -> tuple[int, str 
     return min(candidates, key=lambda candidate: candidate[0])
 
 
-def _note(queue: Queue, lease: Lease, commit: Commit) -> None:
+def _note(queue: "Queue", lease: Lease, commit: Commit) -> None:
     commit.kept.facts.append(Fact("lease", f"{queue.entity}/{lease.epoch}", lease.to_fact()))
 
 
-def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
+def _claim(queue: "Queue", command: LeaseRange, first: int, last: int, commit: Commit) -> Indices:
     """End older leases of the owner in a range; return the deliverable messages of the range.
 
     Raise if a receiver has locked, or another owner has leased, a message of the range.
@@ -124,11 +128,11 @@ def _claim(queue: Queue, command: LeaseRange, first: int, last: int, commit: Com
             path=queue.path,
             owner=holder,
         )
-    queue.end_leases(epochs, commit)
+    end_leases(queue, epochs, commit)
     return queue.waiting.in_state(at, State.ACTIVE)[: command.max_messages]
 
 
-def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
+def renew_range(queue: "Queue", epoch: int, until: int, commit: Commit) -> int:
     """Renew a lease; return when it expires."""
     lease = queue.leases.get(epoch)
     queue.leases.renew(lease, until)
@@ -137,19 +141,19 @@ def renew_range(queue: Queue, epoch: int, until: int, commit: Commit) -> int:
     return until
 
 
-def read_range(queue: Queue, command: ReadRange) -> pa.RecordBatch:
+def read_range(queue: "Queue", command: ReadRange) -> pa.RecordBatch:
     """Return the unsettled messages of a lease with numbers from `first` to `last`."""
     queue.leases.get(command.epoch)
     at = _part(queue, command.epoch, command.first, command.last)
     return queue.browse(at, command.max_bytes)
 
 
-def _part(queue: Queue, epoch: int, first: int, last: int) -> Indices:
+def _part(queue: "Queue", epoch: int, first: int, last: int) -> Indices:
     at = queue.waiting.in_state(queue.waiting.between(first, last), State.LEASED)
     return queue.waiting.locked_by(at, epoch)
 
 
-def _within(queue: Queue, at: Indices, intervals: Sequence[Sequence[int]]) -> Indices:
+def _within(queue: "Queue", at: Indices, intervals: Sequence[Sequence[int]]) -> Indices:
     """Return the rows whose numbers are in one of the intervals, which may overlap."""
     if not intervals or not len(at):
         return at[:0]
@@ -162,10 +166,10 @@ def _within(queue: Queue, at: Indices, intervals: Sequence[Sequence[int]]) -> In
     return at[np.cumsum(depth)[:-1] > 0]
 
 
-def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
+def settle_range(queue: "Queue", command: SettleRange, commit: Commit) -> int:
     """Complete and dead-letter parts of a leased range; return the number of messages."""
     queue.leases.get(command.epoch)
-    at = _within(queue, queue.leased(command.epoch), command.completed)
+    at = _within(queue, _leased_rows(queue, command.epoch), command.completed)
     commit.kept.gone(queue.entity, queue.waiting.get("sequence", at), Cause.COMPLETED)
     queue.settle_gone(at, Cause.COMPLETED)
     settled = len(at)
@@ -178,5 +182,36 @@ def settle_range(queue: Queue, command: SettleRange, commit: Commit) -> int:
         queue.bury(at, Cause.DEAD_LETTERED, death, commit, counted=True)
         settled += len(at)
     if command.release:
-        queue.end_lease(command.epoch, commit)
+        end_lease(queue, command.epoch, commit)
     return settled
+
+
+def end_lease(queue: "Queue", epoch: int, commit: Commit) -> None:
+    """End a lease; its unsettled messages become deliverable."""
+    end_leases(queue, [epoch], commit)
+
+
+def end_leases(queue: "Queue", epochs: list[int], commit: Commit) -> None:
+    """End leases in one pass over the messages; unsettled messages become deliverable."""
+    if not epochs:
+        return
+    if len(epochs) == 1:
+        at = _leased_rows(queue, epochs[0])
+    else:
+        at = queue.waiting.in_state(queue.waiting.all(), State.LEASED)
+        at = at[np.isin(queue.waiting.get("lock", at), epochs)]
+    queue.waiting.step(at, Cause.LAPSED)
+    queue.touch()
+    for epoch in epochs:
+        queue.leases.remove(epoch)
+        for kind in ("lease", "leased until"):
+            commit.kept.facts.append(Fact(kind, f"{queue.entity}/{epoch}", None))
+
+
+def _leased_rows(queue: "Queue", epoch: int) -> Indices:
+    """Return the rows of the unsettled messages of a lease."""
+    lease = queue.leases.find(epoch)
+    if lease is None or not lease.intervals:
+        return np.empty(0, np.intp)
+    at = queue.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
+    return queue.waiting.locked_by(queue.waiting.in_state(at, State.LEASED), epoch)

@@ -1,29 +1,33 @@
-"""A queue: the waiting messages of an entity and everything that may happen to them.
+"""A queue: delivers, settles, dead-letters and expires the waiting messages of an entity.
 
-Subscriptions, dead-letter queues and the scheduled messages of a topic are queues, too. Methods
-decide, change memory, and add to the commit what must be written to the log. Methods that depend on
-the time get `now`. At the start of a turn, `tick` applies the timers up to that time. Afterwards no
-lock has expired, no message has expired, and no scheduled message is due. If more than
-MAX_BATCH_MESSAGES messages have expired or are due, the rest follows in the next turn.
+Subscriptions, dead-letter queues and the scheduled messages of a topic are queues, too. Sends add
+messages with staging.py, leases of ranges are in leasing.py, and answers.py answers the requests
+that wait for messages. Methods decide, change memory, and add to the commit what must be written to
+the log. Methods that depend on the time get `now`. At the start of a turn, `tick` applies the
+timers up to that time. Afterwards no lock has expired, no message has expired, and no scheduled
+message is due. If more than MAX_BATCH_MESSAGES messages have expired or are due, the rest follows
+in the next turn.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from twinbus.broker.accounts.throttle import busy_entity
-from twinbus.broker.lifecycle import TABLE, Cause, State
+from twinbus.broker.lifecycle import Cause, State
+from twinbus.broker.queue.answers import dismiss, refuse_waiting
 from twinbus.broker.queue.dead_letter import MAX_DELIVERY_COUNT_EXCEEDED, TTL_EXPIRED, Death
 from twinbus.broker.queue.delivery import NOTHING, DeliveryLock, delivered, delivered_rows
+from twinbus.broker.queue.leasing import end_leases
 from twinbus.broker.queue.ranges import Leases
 from twinbus.broker.queue.session import GrantedLock, Sessions
 from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.tokens import token_columns, token_numbers, token_of
-from twinbus.broker.queue.waiters import Waiter, Waiters
+from twinbus.broker.queue.waiters import Waiters
 from twinbus.broker.queue.waiting import Indices, Rows, Waiting, once
 from twinbus.broker.store.commit import Commit, Effect, Entries, Fact
 from twinbus.clock import from_us, moment_us
@@ -33,8 +37,6 @@ from twinbus.errors import (
     InvalidOperationError,
     MessageLockLostError,
     MessageNotFoundError,
-    MessagingError,
-    SessionCannotBeLockedError,
     SessionLockLostError,
 )
 from twinbus.limits import (
@@ -50,13 +52,9 @@ from twinbus.limits import (
 )
 from twinbus.message import Int64s
 from twinbus.protocol.commands import (
-    AcceptSession,
-    Command,
     DeleteMessages,
     Disposition,
-    LeaseRange,
     Peek,
-    RangeLease,
     Receive,
     ReceiveDeferred,
     ReceiveMode,
@@ -65,14 +63,10 @@ from twinbus.protocol.commands import (
 )
 from twinbus.protocol.meter import (
     Metered,
-    load_of,
     load_of_settled,
     load_of_sizes,
-    purpose_of,
 )
-from twinbus.protocol.operations import EMPTY, Load, Operation
 from twinbus.protocol.rows import Deliveries
-from twinbus.protocol.table import row_of
 
 _DELETING = -1  # the lock number of messages that are being deleted: no token has it
 _CAUSES = {
@@ -92,51 +86,7 @@ class QueueSettings:
     requires_session: bool
 
 
-class PlannedPlace(NamedTuple):
-    """The queue that gets a message of a small send, and the values of its row there."""
-
-    queue: "Queue"
-    cause: Cause
-    enqueued: int  # for a scheduled message: when it is due
-    expires: int
-    size: int
-    session_id: str  # empty: the message has none, and the queue needs none
-
-
 Resend = Callable[[Indices, Cause, int, Commit], None]
-LeaseNext = Callable[["Queue", LeaseRange, int, Commit], RangeLease | None]
-
-
-@dataclass(slots=True)  # not frozen, which would take four times as long: one is made per send
-class _Staged(Effect):
-    """Messages that a queue has staged in consecutive rows."""
-
-    queue: "Queue"
-    first: int  # the first row
-    count: int
-    batch: int
-    cause: Cause
-    sessions: list[int] | None = None
-    sequence: Int64s | None = None  # only with sessions
-
-    def durable(self) -> None:
-        """Make the messages visible."""
-        queue = self.queue
-        queue.waiting.admit(self.first, self.count, self.cause)
-        queue.shared.bodies.retain_rows(self.batch, self.count)
-        if self.sessions is not None and self.sequence is not None:
-            queue.sessions.expect(self.sessions, -1)
-            queue.sessions.add(self.sessions, self.sequence)
-        if queue.waiters.line:
-            queue.touch()
-
-    def refused(self) -> None:
-        """Drop the messages."""
-        rows = np.arange(self.first, self.first + self.count)
-        self.queue.waiting.step(rows, Cause.REFUSED)
-        if self.sessions is not None:
-            self.queue.sessions.expect(self.sessions, -1)
-            self.queue.sessions.forget_idle(self.sessions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,58 +171,8 @@ class Queue:
         self.next_sequence += count
         return np.arange(first, first + count, dtype=np.int64)
 
-    def stage(
-        self, rows: Rows, cause: Cause, session_ids: Sequence[str] | None, commit: Commit
-    ) -> None:
-        """Add rows as PENDING; they become visible when the commit is durable."""
-        ids = None
-        if session_ids is not None:
-            ids = [self.sessions.number_of(name) for name in session_ids]
-            self.sessions.expect(ids, 1)
-            rows = rows._replace(session=np.array(ids, np.int32))
-        first = self.waiting.add(rows)
-        self.touch()
-        count = len(rows.sequence)
-        commit.effects.append(_Staged(self, first, count, rows.batch, cause, ids, rows.sequence))
-
-    def stage_one(self, enqueued: int, size: int, commit: Commit) -> int:
-        """Add the only message of the next batch, as `stage` does; return its sequence number."""
-        number = self.next_sequence
-        self.next_sequence = number + 1
-        batch = commit.next_batch
-        first = self.waiting.add_one(number, enqueued, size, batch)
-        self.shared.changed_queues[self.entity] = self
-        commit.effects.append(_Staged(self, first, 1, batch, Cause.ENQUEUED))
-        return number
-
-    def stage_row(self, placed: PlannedPlace, batch: int, row: int, commit: Commit) -> int:
-        """Add one message of a batch, as `stage` does; return its sequence number."""
-        number = self.next_sequence
-        self.next_sequence = number + 1
-        more: dict[str, int] = {}
-        if placed.expires != NEVER_US:
-            more["expires"] = placed.expires
-        if placed.cause is Cause.SCHEDULED:
-            more["due"] = placed.enqueued
-        ids = sequence = None
-        if self.settings.requires_session:
-            ids, sequence = [self.sessions.number_of(placed.session_id)], np.array([number])
-            self.sessions.expect(ids, 1)
-            more["session"] = ids[0]
-        first = self.waiting.add_one(number, placed.enqueued, placed.size, batch, row, **more)
-        self.shared.changed_queues[self.entity] = self
-        commit.effects.append(_Staged(self, first, 1, batch, placed.cause, ids, sequence))
-        return number
-
-    def note_staged(self, sequence: Int64s, cause: Cause, commit: Commit) -> None:
-        """Add the places of staged rows to the commit.
-
-        The caller omits this if the queue gets all rows of a batch: the batch's header says so.
-        """
-        at = self.waiting.find(sequence)
-        self._note_places(commit.tentative, at, TABLE[State.PENDING, cause])
-
-    def _note_places(self, entries: Entries, at: Indices, state: State) -> None:
+    def note_places(self, entries: Entries, at: Indices, state: State) -> None:
+        """Add the places of these rows to the entries of a commit."""
         get = self.waiting.get
         names = (
             "sequence",
@@ -589,7 +489,7 @@ class Queue:
         rows = Rows(sequence=sequence, **columns)
         first = target.waiting.add(rows)
         moved = np.arange(first, first + len(at))
-        target._note_places(commit.kept, moved, columns["state"])  # noqa: SLF001 - same class
+        target.note_places(commit.kept, moved, columns["state"])
         target.touch()
         if target.settings.requires_session:
             target.sessions.add(target.waiting.get("session", moved).tolist(), sequence)
@@ -708,7 +608,7 @@ class Queue:
             assert lock is not None
             self._return_failed(self._locked_in(name, lock.number), Cause.LAPSED, commit)
             self.sessions.release(name, self.waiting)
-        self.end_leases([lease.epoch for lease in self.leases if lease.until <= now], commit)
+        end_leases(self, [lease.epoch for lease in self.leases if lease.until <= now], commit)
         due = self.waiting.due(now)
         if len(due):
             scheduled = self.waiting.get("state", due) == State.SCHEDULED
@@ -722,7 +622,7 @@ class Queue:
         if now >= self.retry_at:
             self.retry_at = NEVER_US
             self.resend_parked(now, commit)
-        self._dismiss(now, commit)
+        dismiss(self, now, commit)
 
     def _activate(self, at: Indices, now: int, commit: Commit) -> None:
         if not len(at):
@@ -783,114 +683,14 @@ class Queue:
             commit.kept.gone(self.entity, self.waiting.get("sequence", at), Cause.EXPIRED)
             self.settle_gone(at, Cause.EXPIRED)
 
-    def end_lease(self, epoch: int, commit: Commit) -> None:
-        """End a lease; its unsettled messages become deliverable."""
-        self.end_leases([epoch], commit)
-
-    def end_leases(self, epochs: list[int], commit: Commit) -> None:
-        """End leases in one pass over the messages; unsettled messages become deliverable."""
-        if not epochs:
-            return
-        if len(epochs) == 1:
-            at = self.leased(epochs[0])
-        else:
-            at = self.waiting.in_state(self.waiting.all(), State.LEASED)
-            at = at[np.isin(self.waiting.get("lock", at), epochs)]
-        self.waiting.step(at, Cause.LAPSED)
-        self.touch()
-        for epoch in epochs:
-            self.leases.remove(epoch)
-            for kind in ("lease", "leased until"):
-                commit.kept.facts.append(Fact(kind, f"{self.entity}/{epoch}", None))
-
-    def leased(self, epoch: int) -> Indices:
-        """Return the rows of the unsettled messages of a lease."""
-        lease = self.leases.find(epoch)
-        if lease is None or not lease.intervals:
-            return np.empty(0, np.intp)
-        at = self.waiting.between(lease.intervals[0][0], lease.intervals[-1][1])
-        return self.waiting.locked_by(self.waiting.in_state(at, State.LEASED), epoch)
-
     def _note_deliverable(self, at: Indices) -> None:
         if self.settings.requires_session and len(at):
             self.sessions.note_deliverable(np.unique(self.waiting.get("session", at)).tolist())
-
-    # -- waiting requests ----------------------------------------------------------------------
-
-    def serve(self, serve_one: Callable[[Waiter], bool | None], *, goes_on: bool) -> None:
-        """Call `serve_one` for waiting requests, in order of arrival; see `Waiters.serve`."""
-        all_the_same = not self.settings.requires_session
-        self.waiters.serve(serve_one, all_the_same=all_the_same, goes_on=goes_on)
-
-    def serve_one(self, waiter: Waiter, lease_next: LeaseNext, now: int, commit: Commit) -> bool:
-        """Answer one waiting request if it can be answered; return whether it was answered."""
-        command = waiter.command
-        found: Any
-        try:
-            if isinstance(command, AcceptSession):
-                found = self.accept(command.session_id, now)
-            elif isinstance(command, LeaseRange):
-                lease = lease_next(self, command, now, commit)
-                found = lease and replace(lease, waited_for=waiter.behind)
-            else:
-                found = self.receive(command, now, commit)
-        except SessionLockLostError as error:
-            commit.refuse(waiter.request, error, self.operation(waiter.command, Load(), error.code))
-            return True
-        if found is None:
-            return False
-        reply, load = found if isinstance(found, Metered) else (found, load_of(found))
-        commit.reply(waiter.request, reply, self.operation(command, load))
-        return True
-
-    def operation(
-        self,
-        command: Command[Any],
-        load: Load,
-        outcome: str = "ok",
-        *,
-        is_idle: bool = False,
-    ) -> Operation:
-        """Return what the meter counts for a request that waited here."""
-        purpose = purpose_of(command, self.path, is_idle=is_idle)
-        return Operation(self.path, row_of(command).kind, purpose, outcome, load)
-
-    def _dismiss(self, now: int, commit: Commit) -> None:
-        """Answer the requests whose deadline has passed."""
-        for waiter in self.waiters.leave(now):
-            if isinstance(waiter.command, AcceptSession):
-                error = self.no_session(waiter.command.session_id, has_waited=True)
-                operation = self.operation(waiter.command, Load(), error.code)
-                commit.refuse(waiter.request, error, operation)
-            else:
-                operation = self.operation(waiter.command, Load(), EMPTY, is_idle=True)
-                nothing = NOTHING if isinstance(waiter.command, Receive) else None
-                commit.reply(waiter.request, nothing, operation)
 
     def dissolve(self, commit: Commit) -> None:
         """Drop the messages and refuse waiting requests, because the entity is deleted."""
         self.shared.bodies.release(self.waiting.get("batch", self.waiting.all()))
         self.waiting.clear()
         self.shared.changed_queues.pop(self.entity, None)
-        self.refuse_waiting(
-            EntityNotFoundError(f"{self.path} was deleted. Create it again", path=self.path), commit
-        )
-
-    def refuse_waiting(self, error: MessagingError, commit: Commit) -> None:
-        """Refuse all waiting requests."""
-        for waiter in self.waiters.leave():
-            operation = self.operation(waiter.command, Load(), error.code)
-            commit.refuse(waiter.request, error, operation)
-
-    def no_session(self, session_id: str | None, *, has_waited: bool) -> SessionCannotBeLockedError:
-        """Return the error for a session that is not available, or did not become available."""
-        what = f"session {session_id!r} of {self.path} is locked by another receiver"
-        end = ", which did not release it in time; try again or wait longer"
-        if session_id is None:
-            what = f"{self.path} has no unlocked session with messages"
-            end = ", and none appeared in time; try again or wait longer"
-        return SessionCannotBeLockedError(
-            what + (end if has_waited else "; try again, or wait for it"),
-            path=self.path,
-            session_id=session_id,
-        )
+        error = EntityNotFoundError(f"{self.path} was deleted. Create it again", path=self.path)
+        refuse_waiting(self, error, commit)

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.topic import Topic
 from twinbus.broker.lifecycle import TABLE, Cause, State
-from twinbus.broker.queue.queue import PlannedPlace, Queue
+from twinbus.broker.queue.queue import Queue
+from twinbus.broker.queue.staging import PlannedPlace, stage_row
 from twinbus.broker.store.commit import BatchTarget, Commit
 from twinbus.broker.store.entry_rows import PlaceRow
 from twinbus.broker.store.message_rows import MessageRows
@@ -109,7 +110,7 @@ def stage_places(
         planned.sort(key=lambda item: item[1].cause is not _SCHEDULED)
     batch = commit.next_batch
     for row, place in planned:
-        numbers[stored[row]].append(place.queue.stage_row(place, batch, row, commit))
+        numbers[stored[row]].append(stage_row(place.queue, place, batch, row, commit))
     first = planned[0][1]
     if all(place.queue is first.queue and _is_active_for_ever(place) for _, place in planned):
         target = BatchTarget(first.queue.entity, numbers[stored[0]][0], first.enqueued)

@@ -27,6 +27,7 @@ from twinbus.broker.queue.dead_letter import (
 )
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.shared import QueueContext
+from twinbus.broker.queue.staging import note_staged, stage
 from twinbus.broker.queue.waiting import Indices, Rows
 from twinbus.broker.store.commit import BatchTarget, Commit, Effect
 from twinbus.entities import SubscriptionDescription
@@ -271,9 +272,9 @@ class Router:
             if queue.settings.requires_session:
                 names = batch.column("session_id").take(pa.array(placement.rows))
                 sessions = names.to_pylist()
-            queue.stage(staged, placement.cause, sessions, commit)
+            stage(queue, staged, placement.cause, sessions, commit)
             if target is None:
-                queue.note_staged(staged.sequence, placement.cause, commit)
+                note_staged(queue, staged.sequence, placement.cause, commit)
             if placement.cause is Cause.PARKED:
                 queue.retry_at = now + FORWARD_RETRY_US
                 if queue.dead_letter is None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from twinbus.broker.entities.entity import Entity
 from twinbus.broker.lifecycle import Cause
-from twinbus.broker.queue.queue import PlannedPlace
+from twinbus.broker.queue.staging import PlannedPlace, stage, stage_one
 from twinbus.broker.queue.waiting import Rows
 from twinbus.broker.sending.placing import places_of, stage_places
 from twinbus.broker.sending.repeats import Repeats, fresh_ids
@@ -119,7 +119,7 @@ class RowIntake:
         )
         first_sequence = queue.next_sequence - count
         commit.add_batch(incoming.batch, BatchTarget(queue.entity, first_sequence, now))
-        queue.stage(rows, Cause.ENQUEUED, None, commit)
+        stage(queue, rows, Cause.ENQUEUED, None, commit)
         if taken is not None:
             self._repeats.note(taken, commit)
         numbers = range(first_sequence, first_sequence + count)
@@ -176,7 +176,7 @@ class RowIntake:
             return None
         content = MessageRows(messages)
         queue = entity.queue
-        number = queue.stage_one(now, size, commit)
+        number = stage_one(queue, now, size, commit)
         commit.add_batch(content, BatchTarget(queue.entity, number, now))
         return _AcceptedRows((number,), Load(1, size, -(-size // UNIT_BYTES) or 1))
 
@@ -203,7 +203,7 @@ class RowIntake:
         first_sequence = queue.next_sequence - count
         content = MessageRows(messages) if count <= ROWS_IN_LOG else to_batch(messages)
         commit.add_batch(content, BatchTarget(queue.entity, first_sequence, now))
-        queue.stage(rows, Cause.ENQUEUED, None, commit)
+        stage(queue, rows, Cause.ENQUEUED, None, commit)
         numbers = range(first_sequence, first_sequence + count)
         return _AcceptedRows(numbers, Load(count, total, units_of(sizes)))
 

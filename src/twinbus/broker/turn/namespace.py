@@ -21,9 +21,7 @@ from twinbus.broker.entities.entity import Entity
 from twinbus.broker.entities.management import Management, key_fact
 from twinbus.broker.entities.topic import Topic
 from twinbus.broker.lifecycle import State
-from twinbus.broker.queue.leasing import (
-    lease_range,
-)
+from twinbus.broker.queue.answers import answer, operation_of
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.shared import QueueContext
 from twinbus.broker.queue.waiters import Waiter
@@ -284,7 +282,10 @@ class BrokerNamespace:
         for number, queue in queues.items():
             if queue.waiters.line:
                 serve_one = partial(self._serve_one, queue, now, commit)
-                queue.serve(serve_one, goes_on=number not in changed)
+                all_the_same = not queue.settings.requires_session
+                queue.waiters.serve(
+                    serve_one, all_the_same=all_the_same, goes_on=number not in changed
+                )
             self._alarms.arm(queue)
 
     def _serve_one(self, queue: Queue, now: int, commit: Commit, waiter: Waiter) -> bool | None:
@@ -295,7 +296,7 @@ class BrokerNamespace:
         served: list[bool] = []
 
         def work() -> None:
-            served.append(queue.serve_one(waiter, lease_range, now, commit))
+            served.append(answer(queue, waiter, now, commit))
 
         looked_at, replies = self.shared.resources.looked_at, len(commit.operations)
         failure = self.isolation.attempt(work, commit)
@@ -307,7 +308,9 @@ class BrokerNamespace:
         if failure is None:
             return served[0]
         error = self.isolation.report(failure, row_of(waiter.command).kind)
-        commit.refuse(waiter.request, error, queue.operation(waiter.command, Load(), error.code))
+        commit.refuse(
+            waiter.request, error, operation_of(queue, waiter.command, Load(), error.code)
+        )
         return True
 
     def forward_dead_letters(self, now: int, commit: Commit) -> None:
@@ -443,13 +446,17 @@ class BrokerNamespace:
             queue = self.directory.queue_numbered(self.shared.waits_at.get(id(request), 0))
             if queue is not None:
                 waiter = queue.waiters.withdraw(request)
-                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
+                self.meter.count(
+                    operation_of(queue, waiter.command, Load(), "Withdrawn", is_idle=True)
+                )
 
     def meter_waiting(self) -> None:
         """Meter the waiting requests as withdrawn, because the namespace closes."""
         for queue in self.directory.queues():
             for waiter in queue.waiters:
-                self.meter.count(queue.operation(waiter.command, Load(), "Withdrawn", is_idle=True))
+                self.meter.count(
+                    operation_of(queue, waiter.command, Load(), "Withdrawn", is_idle=True)
+                )
 
     def faults(self) -> list[str]:
         """Return all inconsistencies between counters and columns."""

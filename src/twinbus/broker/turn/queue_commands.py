@@ -14,9 +14,11 @@ import pyarrow as pa
 
 from twinbus.broker.entities.directory import Directory
 from twinbus.broker.entities.entity import Entity
+from twinbus.broker.queue.answers import no_session
 from twinbus.broker.queue.dead_letter import Death
 from twinbus.broker.queue.delivery import NOTHING
 from twinbus.broker.queue.leasing import (
+    end_lease,
     first_locked_or_leased,
     lease_range,
     read_range,
@@ -156,7 +158,7 @@ class QueueCommands:
         if grant is not None:
             return grant
         if not wait:
-            raise queue.no_session(command.session_id, has_waited=False)
+            raise no_session(queue, command.session_id, has_waited=False)
         return self._park(queue, Waiter(request, command, now + wait))
 
     def renew_session(self, command: c.RenewSession, _: Request, now: int, __: Commit) -> Any:
@@ -249,4 +251,4 @@ class QueueCommands:
         """Release a lease."""
         queue = self._queue(command.path, now)
         queue.leases.get(command.epoch)
-        queue.end_lease(command.epoch, commit)
+        end_lease(queue, command.epoch, commit)
