@@ -74,11 +74,6 @@ def alarm_entries(engine: Engine) -> int:
     return len(engine.namespace._alarms._heap)
 
 
-def requests_of_slow_disk(engine: Engine) -> list[Request]:
-    """Return the requests whose answers wait until a slow disk has flushed."""
-    return [request for request, _ in (*engine._delayed_replies, *engine._delayed_refusals)]
-
-
 def armed_alarm(engine: Engine, entity: int) -> int:
     """Return when the alarm of a queue rings: a late alarm would show as a delay of any length."""
     return engine.namespace._alarms._armed.get(entity, NEVER_US)

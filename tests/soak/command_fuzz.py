@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.inside import has_unwritten_settlements, requests_of_slow_disk
+from tests.inside import has_unwritten_settlements
 from tests.scenarios.site import Site
 from tests.soak.command_fuzz_values import PATHS, SUBSCRIPTIONS, TOPICS, Known, Maker
 from twinbus.broker.accounts.throttle import Thresholds
@@ -152,7 +152,7 @@ class Round:
         self.repair()
         self.site.wait(minutes=5)
         self.check()
-        if self.site.engine.health.spilling or requests_of_slow_disk(self.site.engine):
+        if self.site.engine.health.spilling or self.site.engine.delayed.requests():
             raise FuzzError("the disks work again, but the broker does not use them")
         self.browse()
         self.site.embedded.close()
@@ -257,7 +257,7 @@ class Round:
         if faults:
             raise FuzzError(f"{faults} {self.asked()}")
         waiting = {id(request) for request in engine.waiting_requests()}
-        waiting |= {id(request) for request in requests_of_slow_disk(engine)}
+        waiting |= {id(request) for request in engine.delayed.requests()}
         for call in self.waiting:
             if call.done:
                 self.learn(call)

@@ -6,9 +6,9 @@
 Replies wait for the disk, unless the turn only read. When the log refuses a record, changes that
 already happened in memory are kept for the next record, sends go to the spill store (spilling.py),
 and all other requests of the record get the error. While the log is slow, settlements are
-collected, and answered when they are written. When the engine finds its own state inconsistent, it
-writes a diagnostic bundle and reads its log again (healing.py, recovery.py). A command that raises
-does not cause this: only this command fails (isolation.py).
+collected, and answered when they are written (delayed.py). When the engine finds its own state
+inconsistent, it writes a diagnostic bundle and reads its log again (healing.py, recovery.py). A
+command that raises does not cause this: only this command fails (isolation.py).
 
 The writer (writer.py) calls the engine, from the thread that has the turn.
 """
@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from twinbus.broker.accounts.ledgers import Ledgers, PresentMessages
 from twinbus.broker.accounts.rule_failures import RuleFailures
@@ -29,6 +28,7 @@ from twinbus.broker.store.commit import Commit, Entries, Fact
 from twinbus.broker.store.log import Log
 from twinbus.broker.store.spill import Spill, StoreHealth
 from twinbus.broker.store.storage import Storage
+from twinbus.broker.turn.delayed import DelayedAnswers
 from twinbus.broker.turn.diagnostics import write_bundle
 from twinbus.broker.turn.healing import Healing
 from twinbus.broker.turn.isolation import cause_of, has_settled
@@ -57,7 +57,6 @@ from twinbus.limits import (
 from twinbus.loglines import facts as facts_of_line
 from twinbus.protocol.commands import Send
 from twinbus.protocol.meter import SEND
-from twinbus.protocol.operations import Operation
 from twinbus.protocol.requests import Request
 
 _log = logging.getLogger("twinbus.broker")
@@ -104,10 +103,7 @@ class Engine:
         self.trouble = ""  # why it restarts or has stopped; empty: it works
         self.stranded: list[Request] = []  # requests that wait for the restart
         self._spill_pauses: dict[str, int] = {}  # by path: when its spilled sends are tried again
-        self._delayed_replies: list[tuple[Request, Any]] = []  # replies that wait for a slow log
-        # Refusals that wait for a slow log: their commands have settled some of their messages.
-        self._delayed_refusals: list[tuple[Request, MessagingError]] = []
-        self._delayed_operations: list[Operation] = []  # the operations of the delayed replies
+        self.delayed = DelayedAnswers()
         self._rule_failures = RuleFailures(lambda: self._now)  # kept over restarts
         self.watch = StoreWatch(settings.directory)
         self.flushes = Flushes()
@@ -357,7 +353,7 @@ class Engine:
             self._answer(commit)
         if self.health.is_slow and self._now < self.health.retry_at and commit.can_wait:
             self._kept = commit.kept  # a slow log gets no more load
-            self._delay(commit)
+            self.delayed.delay(commit)
             self._answer(commit)
             return True
         try:
@@ -369,37 +365,9 @@ class Engine:
         for effect in commit.effects:
             effect.durable()
         commit.effects.clear()  # they would keep the commit and deleted entities in memory
-        self._add_delayed(commit)
+        self.delayed.add_to(commit)
         self._answer(commit)
         return True
-
-    def _delay(self, commit: Commit) -> None:
-        """Let the replies of a commit wait for a slow log.
-
-        Refusals wait, too, if their command has settled some of its messages.
-        """
-        self._delayed_replies += commit.replies
-        self._delayed_refusals += [
-            (request, error) for request, error in commit.refusals if has_settled(error)
-        ]
-        self._delayed_operations += commit.operations
-        commit.replies.clear()
-        commit.refusals[:] = [
-            (request, error) for request, error in commit.refusals if not has_settled(error)
-        ]
-        commit.operations.clear()
-
-    def _add_delayed(self, commit: Commit) -> None:
-        """Add the replies and refusals that wait for a slow log to those of this commit."""
-        if self._delayed_replies or self._delayed_refusals:
-            commit.replies += self._delayed_replies
-            commit.refusals += self._delayed_refusals
-            commit.operations += self._delayed_operations
-            self._forget_delayed()
-
-    def _forget_delayed(self) -> None:
-        self._delayed_replies, self._delayed_refusals = [], []
-        self._delayed_operations = []
 
     def _append(self, commit: Commit) -> None:
         frees_space = commit.frees_space
@@ -478,7 +446,7 @@ class Engine:
         code = error.facts.get("errno")
         cause = os.strerror(code) if isinstance(code, int) else error.text
         self.health.refused(self._time.now_us(), f"the log cannot be written ({cause})")
-        self._add_delayed(commit)
+        self.delayed.add_to(commit)
         for operation in commit.refused_operations:
             self._ledgers.meter.count(operation)
         for operation in commit.operations:
@@ -533,11 +501,10 @@ class Engine:
             )
         waiting = [
             *self.namespace.waiting_requests(),
-            *(request for request, _ in self._delayed_replies),
-            *(request for request, _ in self._delayed_refusals),
+            *self.delayed.requests(),
         ]
         self.stranded = [*requests, *waiting]
-        self._forget_delayed()
+        self.delayed.forget()
         self.abandon()
         del self.namespace, self._compaction, self.log, self.spill
         del self._self_check, self._spilling
@@ -650,7 +617,7 @@ class Engine:
             return
         if self._kept:
             commit = self._new_commit()
-            self._add_delayed(commit)
+            self.delayed.add_to(commit)
             try:
                 self._append(commit)
             except StoreUnavailableError as error:
