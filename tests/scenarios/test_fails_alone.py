@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tests.contracts.words import (
@@ -38,9 +39,10 @@ from tests.scenarios.broken_parts import (
 from tests.scenarios.command_stories import MINUTE, STORIES, TIMERS, Story
 from tests.scenarios.site import Site
 from twinbus.broker.sending.routing import Router
-from twinbus.broker.sending.row_intake import RowIntake
+from twinbus.broker.store.commit import Commit
 from twinbus.broker.store.storage import DiskStorage
 from twinbus.errors import CommandFailedError
+from twinbus.message import to_messages
 from twinbus.protocol import commands as c
 from twinbus.protocol.requests import BlockingRequest
 from twinbus.protocol.table import ROWS
@@ -199,26 +201,16 @@ POISON = b"poison"
 @pytest.fixture
 def poisonous(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a batch that holds a certain message break the broker, after it was taken in."""
-    stage, stage_few, place = Router.stage, RowIntake._stage, RowIntake._place
+    add_batch = Commit.add_batch
 
-    def failing(short: Callable[..., Any]) -> Callable[..., Any]:
-        def fail_few(self: RowIntake, entity: Any, messages: Any, *args: Any) -> Any:
-            accepted = short(self, entity, messages, *args)
-            if POISON in [message.body for message in messages]:
-                raise RuntimeError("a message nobody can store")
-            return accepted
-
-        return fail_few
-
-    def fail(self: Router, outbound: Any, *args: Any) -> Any:
-        staged = stage(self, outbound, *args)
-        if POISON in outbound.batch().column("body").to_pylist():
+    def fail(self: Commit, batch: Any, *target: Any) -> int:
+        number = add_batch(self, batch, *target)
+        rows = to_messages(batch) if isinstance(batch, pa.RecordBatch) else batch.messages
+        if POISON in [message.body for message in rows]:
             raise RuntimeError("a message nobody can store")
-        return staged
+        return number
 
-    monkeypatch.setattr(Router, "stage", fail)
-    monkeypatch.setattr(RowIntake, "_stage", failing(stage_few))
-    monkeypatch.setattr(RowIntake, "_place", failing(place))
+    monkeypatch.setattr(Commit, "add_batch", fail)
 
 
 @pytest.mark.usefixtures("poisonous")
