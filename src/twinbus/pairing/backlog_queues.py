@@ -63,9 +63,10 @@ class BacklogQueues:
 def find_backlog_queues(
     manager: NamespaceManager, primary: PrimaryIdentity, count: int
 ) -> BacklogQueues:
-    """Return the backlog queues of a primary; raise if a used one names another primary.
+    """Return the backlog queues of a primary.
 
-    Extra queues that name another primary are left out.
+    Raises if a queue with an index below `count` names another primary. Queues with higher indices
+    that name another primary are left out.
     """
     found = _existing_queues(manager, primary, count)
     used = {index: found[index] for index in sorted(found) if index < count}

@@ -53,7 +53,7 @@ class ServerRequest(Request):
         self.may_return_locks = row.undo is not None  # whether its reply may contain locks
 
     def waiting_on(self, now: int) -> "ServerRequest":
-        """Return a request that waits for the remaining time."""
+        """Return a copy of the request that waits for the rest of the time."""
         left_us = max(to_us(self.command.wait) - (now - self.read_at), 1)
         command = replace(self.command, wait=timedelta(microseconds=left_us))
         return ServerRequest(self._deliver, self.number, command, self.principal, now)

@@ -145,7 +145,7 @@ class _LockedVisit:
         finally:
             if pending is not None:
                 pending.add_done_callback(self._release_late)
-                self.carried.unread = INTERRUPTED  # it may lock messages after this visit
+                self.carried.unread = INTERRUPTED  # the receive may lock messages after the visit
             for tokens in self._locked:
                 self._settle(tokens, Disposition.RELEASE)
             self._renewal.close()
@@ -185,7 +185,7 @@ class _LockedVisit:
     def _deliver(self, batch: pa.RecordBatch) -> None:
         """Send messages home, and settle them."""
         is_ping = pc.equal(batch.column("content_type"), PING_CONTENT_TYPE).fill_null(False)
-        if pc.any(is_ping).as_py():  # an engine that does not know pings has stored one
+        if pc.any(is_ping).as_py():  # the secondary does not recognise pings, and stores them
             self._settle(batch.filter(is_ping).column("lock_token"), Disposition.COMPLETE)
             batch = batch.filter(pc.invert(is_ping))
         if not batch.num_rows:

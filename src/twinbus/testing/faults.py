@@ -78,7 +78,7 @@ class FaultSwitch:
         times: int | None = None,
         kind: type[Command[Any]] | None = None,
     ) -> Callable[[], None]:
-        """Make requests fail: of one entity or of all, a number of times or until healed.
+        """Make the requests of one entity or of all entities fail, `times` times or until healed.
 
         If `fault` is an error, the requests raise it. Returns a function that removes this fault.
         """
@@ -92,9 +92,10 @@ class FaultSwitch:
         self._injected = [i for i in self._injected if lowered is not None and i.path != lowered]
 
     def fault_for(self, command: Command[Any]) -> tuple[Injectable | None, str]:
-        """Return the fault for a request and its scope, and count it; None if there is none.
+        """Return the fault for a request, and the scope of the fault; without a fault, None.
 
-        The scope is the entity that the fault was injected for; empty: the namespace.
+        The scope is the entity that the fault was injected for; empty: the namespace. The request
+        counts as failed.
         """
         injected = next((i for i in self._injected if i.applies_to(command)), None)
         if injected is None:

@@ -314,9 +314,9 @@ class BrokerNamespace:
         return True
 
     def forward_dead_letters(self, now: int, commit: Commit) -> None:
-        """Forward the messages that this turn dead-lettered, where dead letters are forwarded.
+        """Forward the messages that this turn has put into dead-letter queues that forward.
 
-        If that fails, they stay in their dead-letter queue, and can be received from there.
+        If that fails, the messages stay in the dead-letter queue and can be received from it.
         """
         parked, self.shared.parked = self.shared.parked, {}
         for queue in parked.values():
@@ -471,9 +471,9 @@ class BrokerNamespace:
 def _late(requests: Sequence[Request], first: int) -> tuple[list[Request], list[Request]]:
     """Split the requests from `first` on, after the work of the turn has reached its bound.
 
-    Return the requests that the turn still executes: one small request of each principal that has
-    none in this turn yet. Return also the other requests, which wait for the next turn; requests of
-    principals that have none in this turn are first.
+    The first list has the requests that the turn still executes: one small request of each
+    principal of which this turn has executed none. The second list has the other requests, which
+    wait for the next turn. It begins with principals of which this turn executes no request.
     """
     executed = {request.principal.id for request in requests[:first]}
     waits: set[str] = set()
