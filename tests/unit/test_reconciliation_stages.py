@@ -21,7 +21,8 @@ from twinbus.cost.exchange import Counts, Kind
 from twinbus.cost.facts import Account, Facts, accounts_of, facts_in, ledger_of
 from twinbus.cost.identities import look_up
 from twinbus.cost.pieces import FilePiece, cut
-from twinbus.cost.places import STATUSES, decide, scatter
+from twinbus.cost.places import STATUSES, decide
+from twinbus.cost.scattering import scatter
 from twinbus.ledger import (
     ACCEPTED,
     BEGUN,

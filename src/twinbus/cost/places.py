@@ -5,9 +5,7 @@ and messages that are present, as intervals of numbers. Intervals are not expand
 the numbers of a queue into segments, and all places in a segment ended alike. A message is looked
 up in the segments; numbers of a segment without an accepted message are only counted.
 
-`scatter` runs where ledgers are read, and divides their rows by bucket: by the path of the queue
-and the block of 65,536 numbers, so that a large queue is in many buckets. `Places` runs in each
-bucket and decides the status of every place in it.
+`decide` gets the rows of a bucket from scattering.py, and decides the status of every place in it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from twinbus.cost.exchange import (
-    DEAD,
     HOME,
     SCHEMAS,
     Counts,
@@ -27,7 +24,6 @@ from twinbus.cost.exchange import (
     Kind,
     TaskTables,
     by_bucket,
-    mixed,
     text_hashes,
 )
 from twinbus.cost.facts import (
@@ -40,26 +36,13 @@ from twinbus.cost.facts import (
     is_backlog_queue,
     is_dead_letter_queue,
     ledger_of,
-    moments,
-    queue_keys,
 )
 from twinbus.cost.outages import drained_in
-from twinbus.cost.pieces import Piece, codes_of
-from twinbus.ledger import (
-    ACCEPTED,
-    DEAD_LETTERED,
-    DELETED,
-    ENDED,
-    ENDINGS,
-    MOVED,
-    STANDING,
-    LedgerKind,
-)
-from twinbus.ledger import SCHEMAS as LEDGERS
+from twinbus.cost.scattering import ENDS, PRESENT, ramps
+from twinbus.ledger import DELETED
 from twinbus.limits import BLOCK_BITS, DELAY_STEPS, FLOW_STEPS, LEAST_DELAY, REPORT_PARTITION_ROWS
 from twinbus.message import Int64s
 
-ENDS = sorted((*ENDINGS, ENDED))  # an ending's code is its index; the lowest takes precedence
 WAITING, OLDER, UNKNOWN, AGAIN = "waiting", "older", "unknown", "accepted again"
 MISSING, PRESENT_AGAIN, UNEXPLAINED = "missing", "present again", "unexplained"
 DOUBLED, NOT_HOME, LOST = "doubled", "not home", "lost"
@@ -71,162 +54,13 @@ STATUSES = (
 CODES = {status: code for code, status in enumerate(STATUSES)}
 # A message with one of these statuses does not count as a duplicate of another one.
 HAS_LEFT = ("activated", "forwarded", "dead_lettered", "cancelled", DELETED)
-PRESENT = 100  # a code like those of endings: the message is present
 NOTHING = np.iinfo(np.int64).max  # where a record or time is missing
 _NO_ENDING = 127
 _NOT_COUNTED = -1  # a message of an earlier log or day
 _LEFT_CODES = [CODES[status] for status in HAS_LEFT] + [_NOT_COUNTED]
-_MESSAGE_COLUMNS = ("at", "event", "path", "number", "first", "last", "message_id", "record")
-_ACCEPTED = -2
-_EVENTS = {ACCEPTED: _ACCEPTED, STANDING: PRESENT} | {end: code for code, end in enumerate(ENDS)}
-_TRANSFER_COLUMNS = tuple(LEDGERS[LedgerKind.TRANSFERS].names)
-_RESULTS = {DEAD_LETTERED: DEAD, MOVED: HOME}
 
 # The roles of a message, as bits: identities.py compares the ids of messages with certain roles.
 IS_HOME, IS_COPY, IS_LOST, IS_AGAIN, HAS_LEFT_BACKLOG, HAS_ARRIVED = (1 << bit for bit in range(6))
-
-
-# -- where ledgers are read ------------------------------------------------------------------------
-
-
-def scatter(pieces: Iterable[Piece], facts: Facts, buckets: int) -> Iterator[Item]:
-    """Read pieces and divide their rows by the buckets of their places."""
-    pending: dict[Kind, list[pa.Table]] = {
-        kind: [] for kind in (Kind.TRANSFER, Kind.ACCEPTED, Kind.INTERVAL)
-    }
-    count = 0
-    for piece in pieces:
-        is_transfer = piece.kind is LedgerKind.TRANSFERS
-        columns = _TRANSFER_COLUMNS if is_transfer else _MESSAGE_COLUMNS
-        for table in piece.tables(columns):
-            if is_transfer:
-                pending[Kind.TRANSFER].append(_transfers(table, piece, facts))
-            else:
-                accepted, intervals = _trail(table, piece, facts)
-                pending[Kind.ACCEPTED].append(accepted)
-                pending[Kind.INTERVAL].append(intervals)
-            count += table.num_rows
-            if count >= REPORT_PARTITION_ROWS:
-                yield from _divided(pending, facts, buckets)
-                count = 0
-    yield from _divided(pending, facts, buckets)
-
-
-def _divided(pending: dict[Kind, list[pa.Table]], facts: Facts, buckets: int) -> Iterator[Item]:
-    for kind, tables in pending.items():
-        if tables:
-            table = pa.concat_tables(tables).combine_chunks()
-            tables.clear()
-            queues = integers(table.column("queue"))
-            place = "first" if kind is Kind.INTERVAL else "sequence_number"
-            block = integers(table.column(place)) >> BLOCK_BITS
-            if kind is not Kind.TRANSFER:
-                queues = _path_codes(queues, facts)
-            hashes = mixed(mixed(queues) ^ mixed(block))
-            yield from by_bucket(kind, table, (hashes % np.uint64(buckets)).astype(np.int64))
-
-
-def _path_codes(queues: Int64s, facts: Facts) -> Int64s:
-    """Return the code of each queue's path in lower case, so that rows of a path share buckets.
-
-    The path of an earlier log's or day's queue is not known. Such a queue has a code of its own.
-    """
-    known, which = _runs(queues)
-    found = [
-        int(facts.lower[facts.codes[path]]) if (path := facts.queue(key).path) else -key - 1
-        for key in known.tolist()
-    ]
-    return np.array(found, np.int64)[which]
-
-
-def _runs(values: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the sorted distinct values, and the index of each; fast if neighbours are equal."""
-    starts = np.flatnonzero(np.diff(values, prepend=values[:1] - 1))
-    distinct, which = np.unique(values[starts], return_inverse=True)
-    return distinct, np.repeat(which, np.diff([*starts, len(values)]))
-
-
-def _trail(table: pa.Table, piece: Piece, facts: Facts) -> tuple[pa.Table, pa.Table]:
-    """Return the accepted messages, and the intervals of what ended or is present."""
-    account = facts.accounts[piece.ledger]
-    at, record = moments(table.column("at")), integers(table.column("record"))
-    eras = np.full(len(at), BEFORE, np.int8) if piece.is_before else account.eras(at, record)
-    numbers = integers(table.column("number")).astype(np.int64)
-    queues = queue_keys(piece.ledger, eras, numbers)
-    events = codes_of(table.column("event"), _EVENTS)
-    is_accepted = events == _ACCEPTED
-    accepted = [
-        pa.array(queues[is_accepted]),
-        pa.array(integers(table.column("first"))[is_accepted]),
-        pa.array(record[is_accepted]),
-        pa.array(at[is_accepted]),
-        pa.array(codes_of(table.column("path"), facts.codes)[is_accepted]),
-        table.column("message_id").filter(pa.array(is_accepted)),
-    ]
-    is_counted = (events >= 0) & (eras <= VOID)
-    if account.stock is None:
-        is_counted &= events != PRESENT
-    else:
-        stock_at, stock_record = account.stock
-        is_stock = (at == stock_at) & (record == stock_record)
-        is_counted &= (events != PRESENT) | is_stock
-    first, last = (integers(table.column(name))[is_counted] for name in ("first", "last"))
-    which, first, last = _cut_at_blocks(first, last)
-    which = np.flatnonzero(is_counted)[which]
-    intervals = [
-        queues[which],
-        first,
-        last,
-        events[which].astype(np.int8),
-        at[which],
-        record[which],
-    ]
-    return (
-        pa.table(accepted, schema=SCHEMAS[Kind.ACCEPTED]),
-        pa.table([pa.array(column) for column in intervals], schema=SCHEMAS[Kind.INTERVAL]),
-    )
-
-
-def _cut_at_blocks(first: Int64s, last: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Divide intervals at the bounds of blocks; return the index of each part, and its ends."""
-    blocks = (last >> BLOCK_BITS) - (first >> BLOCK_BITS) + 1
-    which = np.repeat(np.arange(len(first)), np.maximum(blocks, 0))
-    part = _ramps(blocks)
-    begin = ((first[which] >> BLOCK_BITS) + part) << BLOCK_BITS
-    return (
-        which,
-        np.maximum(first[which], begin),
-        np.minimum(last[which], begin + (1 << BLOCK_BITS) - 1),
-    )
-
-
-def _ramps(counts: Int64s) -> Int64s:
-    """Return the numbers 0 to count - 1 for each count, one sequence after the other."""
-    counts = np.maximum(counts, 0)
-    ends = np.cumsum(counts)
-    found: Int64s = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return found
-
-
-def _transfers(table: pa.Table, piece: Piece, facts: Facts) -> pa.Table:
-    """Return transfers with the codes of their paths."""
-    columns = {
-        "ledger": pa.array(np.full(len(table), piece.ledger, np.int32)),
-        "queue": pa.array(facts.lower[codes_of(table.column("queue"), facts.codes)]),
-        "path": pa.array(codes_of(table.column("path"), facts.codes)),
-        "origin": table.column("origin").cast(pa.string()),
-        "sequence_number": table.column("sequence_number"),
-        "message_id": table.column("message_id"),
-        "accepted": table.column("accepted").cast(pa.int64()),
-        "moved": table.column("moved").cast(pa.int64()),
-        "bytes": table.column("bytes"),
-        "result": pa.array(codes_of(table.column("result"), _RESULTS).astype(np.int8)),
-    }
-    schema = SCHEMAS[Kind.TRANSFER]
-    return pa.table([columns[name] for name in schema.names], schema=schema)
-
-
-# -- in a bucket of places -------------------------------------------------------------------------
 
 
 def decide(items: Iterable[Item], facts: Facts, buckets: int) -> Iterator[Item]:
@@ -320,7 +154,7 @@ class _Segments:
         count = max(len(cuts) - 1, 0)
         low, high = np.searchsorted(cuts, first), np.searchsorted(cuts, end)
         which = np.repeat(np.arange(len(first)), high - low)
-        segment = low[which] + _ramps(high - low)
+        segment = low[which] + ramps(high - low)
         ending = integers(intervals.column("ending")).astype(np.int64)
         found = cls(
             cuts[:count],
@@ -579,13 +413,13 @@ class Bucket:
         for part in np.unique(parts).tolist():
             own = segments[parts == part]
             length = self._segments.length[own]
-            keys = np.repeat(self._segments.start[own], length) + _ramps(length)
+            keys = np.repeat(self._segments.start[own], length) + ramps(length)
             place = np.searchsorted(self._places, keys)
             is_free = np.ones(len(keys), bool)
             is_inside = place < len(self._places)
             is_free[is_inside] = self._places[place[is_inside]] != keys[is_inside]
             free = np.bincount(np.repeat(np.arange(len(own)), length)[is_free], minlength=len(own))
-            yield keys[is_free][_ramps(free) >= np.repeat(free - counts[own], free)]
+            yield keys[is_free][ramps(free) >= np.repeat(free - counts[own], free)]
 
     def _suspects(
         self, keys: Int64s, statuses: Int64s, ids: pa.Array, accepted: pa.Array

@@ -51,7 +51,8 @@ from twinbus.cost.facts import (
 )
 from twinbus.cost.identities import KeyedItem, look_up
 from twinbus.cost.outages import ObservedOutage
-from twinbus.cost.places import STATUSES, decide, scatter
+from twinbus.cost.places import STATUSES, decide
+from twinbus.cost.scattering import scatter
 from twinbus.cost.sources import pieces_of, task_count
 from twinbus.cost.survey import Survey
 from twinbus.cost.suspects import by_range, in_order, range_bounds, suspects_of

@@ -61,11 +61,7 @@ from twinbus.protocol.commands import (
     SessionGrant,
     SessionLock,
 )
-from twinbus.protocol.meter import (
-    Metered,
-    load_of_settled,
-    load_of_sizes,
-)
+from twinbus.protocol.meter import Metered, load_of_settled, load_of_sizes
 from twinbus.protocol.rows import Deliveries
 
 _DELETING = -1  # the lock number of messages that are being deleted: no token has it
