@@ -214,9 +214,9 @@ class Ledger:
         days_of = moments // DAY_US
         parts: dict[Path, pa.Table] = {}
         for day in np.unique(days_of):
-            here = days_of == day
-            path = self._new_path(from_us(int(moments[here].max())))
-            parts[path] = rows if here.all() else rows.filter(pa.array(here))
+            of_day = days_of == day
+            path = self._new_path(from_us(int(moments[of_day].max())))
+            parts[path] = rows if of_day.all() else rows.filter(pa.array(of_day))
         write_all_whole({path: partial(self._write_rows, part) for path, part in parts.items()})
         self._delete_old_days(from_us(now_us))
         return list(parts)

@@ -28,7 +28,8 @@ FORBIDDEN = re.compile(  # pronouns, and private words for things that have a na
 )
 VAGUE = re.compile(  # further words with no meaning in the domain
     r"(.*_)?(tells?|holds?|hears?|stands?|sentence|away|whence"
-    r"|(some|any|no|every)body|(some|no|any|else)where)(_.*)?",
+    r"|(some|any|no|every)body|(some|no|any|else)where)(_.*)?"
+    r"|_*(here|when|every|whose|who|whom|this|that|they|them|their|themselves)",
     re.IGNORECASE,
 )
 PYTHON = {"tell", "whence"}  # names of io.RawIOBase
@@ -131,6 +132,7 @@ def test_forbidden_identifiers_are_recognised(name: str, *, is_forbidden: bool) 
         "def f(heard): ...",
         "import x as nowhere",
         "match x:\n    case {'a': away}: ...",
+        "for when in moments: ...",
         "try: ...\nexcept E as away: ...",
     ],
 )

@@ -142,10 +142,10 @@ def serve(
         tls_key=tls_key,
         tls_folder=_certificate_folder(tls) if tls else None,
     )
-    every = [wanted] if emulator_config is None else _emulated(wanted, emulator_config)
+    wanted_servers = [wanted] if emulator_config is None else _emulated(wanted, emulator_config)
     with ExitStack() as opened:
-        servers = [opened.enter_context(Server(settings)) for settings in every]
-        for settings, server in zip(every, servers, strict=True):
+        servers = [opened.enter_context(Server(settings)) for settings in wanted_servers]
+        for settings, server in zip(wanted_servers, servers, strict=True):
             _announce(settings, server)
         sys.stdout.flush()
         signals.wait_for_stop([server.reload for server in servers])

@@ -60,19 +60,19 @@ def service_bus_values(endpoint: str, parts: dict[str, str]) -> dict[str, Any]:
 
 def _entra(parts: dict[str, str]) -> bool:
     """Return whether clients use a Microsoft Entra identity in place of a key or token."""
-    how = parts.get("authentication", "").lower()
+    authentication = parts.get("authentication", "").lower()
     has_key = "sharedaccesskey" in parts or "sharedaccesssignature" in parts
-    if how not in ("", "entra"):
+    if authentication not in ("", "entra"):
         raise InvalidArgumentError(
             "`Authentication` of the connection string must be Entra. Leave it out if the string "
             "has a key or a token."
         )
-    if has_key == bool(how):
+    if has_key == bool(authentication):
         raise InvalidArgumentError(
             "The connection string of an Azure Service Bus needs one of `SharedAccessKey`, "
             "`SharedAccessSignature` and `Authentication=Entra`. Give exactly one."
         )
-    return bool(how)
+    return bool(authentication)
 
 
 def service_bus_text(connection: "ConnectionString") -> str:

@@ -272,8 +272,8 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "oldest_age_s": None if oldest is None else _age_s(oldest),
         }
         if self._is_bounded:
-            here = lease.message_count
-            self._left = lease.left_behind if self._left is None else self._left - here
+            leased = lease.message_count
+            self._left = lease.left_behind if self._left is None else self._left - leased
         tasks = self._options.tasks_for(lease.message_count)
         return begin.next(lease, self._options.path, tasks).to_json()
 

@@ -38,7 +38,7 @@ class Partnership:
     """Which factory ended first, and when its partner must be faulted."""
 
     ended: Side | None = None
-    how: str = ""  # how that side ended, for the error text
+    ending: str = ""  # how that side ended, for the error text
     due: int = NEVER_US  # when the partner is faulted
     closing: Side | None = None  # a side that is being closed
 
@@ -57,8 +57,8 @@ def after_state(partnership: Partnership, side: Side, state: FactoryState, now: 
         return Partnership(side)
     if state is FactoryState.CLOSING:
         return Partnership(closing=side)
-    how = "faulted" if state is FactoryState.FAULTED else "was closed"
-    return Partnership(side, how, now + to_us(PARTNER_GRACE))
+    ending = "faulted" if state is FactoryState.FAULTED else "was closed"
+    return Partnership(side, ending, now + to_us(PARTNER_GRACE))
 
 
 def verdict(partnership: Partnership, now: int) -> tuple[Partnership, PartnerFault | None]:
@@ -66,5 +66,5 @@ def verdict(partnership: Partnership, now: int) -> tuple[Partnership, PartnerFau
     if partnership.ended is None or partnership.is_over or now < partnership.due:
         return partnership, None
     seconds = PARTNER_GRACE.total_seconds()
-    cause = f"{partnership.how}, and this factory was not closed within {seconds:.0f} seconds"
+    cause = f"{partnership.ending}, and this factory was not closed within {seconds:.0f} seconds"
     return Partnership(partnership.ended), PartnerFault(partnership.ended.partner, cause)

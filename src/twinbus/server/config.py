@@ -314,8 +314,8 @@ def settings_from(kind: type[_D], settings: Mapping[str, Any]) -> _D:
             values[name] = value
     missing = [
         repr(name)
-        for name, each in known.items()
-        if name not in values and each.default is MISSING and each.default_factory is MISSING
+        for name, setting in known.items()
+        if name not in values and setting.default is MISSING and setting.default_factory is MISSING
     ]
     if missing:
         raise InvalidArgumentError(f"the setting {' and '.join(missing)} is missing; add it")

@@ -74,9 +74,9 @@ class LockedPlanner:
         for path in {*killed, *desk.interrupted()}:
             with suppress(MessagingError):  # the queue pauses for the default lock duration
                 self._learn_lock(path)
-        self._rest(killed)  # the tasks of a killed batch
+        self._pause_queues(killed)  # the tasks of a killed batch
 
-    def _rest(self, queues: Iterable[str]) -> None:
+    def _pause_queues(self, queues: Iterable[str]) -> None:
         """Pause queues until the locks of killed visits have expired.
 
         The desk stores the queues and times, because this planner may be killed as well.
@@ -197,7 +197,7 @@ class LockedPlanner:
             self._tally.add(outcomes)
             self._tally.note(learned.new_troubles, learned.ended_troubles, outcomes)
             unread = {c.queue: c.unread for c in outcomes if c.unread is not None}
-            self._rest(queue for queue, why in unread.items() if why == INTERRUPTED)
+            self._pause_queues(queue for queue, why in unread.items() if why == INTERRUPTED)
             for queue, why in unread.items():
                 self._note_unreadable(queue, why.text)
         self._publish()
@@ -239,7 +239,7 @@ class LockedPlanner:
             if released.exception() is None:
                 self._visits.ready(path)
             else:
-                self._rest([path])
+                self._pause_queues([path])
         self._wakeup.send()
 
     def _note_unreadable(self, path: str, why: object) -> None:

@@ -301,10 +301,12 @@ class Planner:
         """Return how long to wait for a grant: until a retry is due, at most `left_s`."""
         with self._lock:
             now = self._clock.now_us()
-            due = [when for _, when in self._pauses.values() if when > now]
+            due = [retry_at for _, retry_at in self._pauses.values() if retry_at > now]
             retry = self._book.next_due(now)
         due += [retry] if retry is not None else []
-        return min([left_s, *(max((when - now) / SECOND_US, POLL_GATHER_S) for when in due)])
+        return min(
+            [left_s, *(max((retry_at - now) / SECOND_US, POLL_GATHER_S) for retry_at in due)]
+        )
 
     def _release(self, queue: str, epoch: int) -> None:
         self._secondary.submit(ReleaseRange(queue, epoch))  # if this fails, the lease expires

@@ -52,9 +52,9 @@ def free_ports(count: int) -> list[int]:
     """Return free loopback ports. All are bound until the last is found, so that they differ."""
     with ExitStack() as stack:
         taken = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in taken:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in taken]
+        for reserved in taken:
+            reserved.bind((LOOPBACK, 0))
+        return [reserved.getsockname()[1] for reserved in taken]
 
 
 def _start_epmd(stack: ExitStack, port: int) -> None:

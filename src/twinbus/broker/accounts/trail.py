@@ -243,11 +243,11 @@ class Trail:
         at[older] = np.arange(len(found))
         begins = len(found)
         for number, ids in own.items():
-            here = batch == number
-            at[here] = begins + row[here]
+            of_batch = batch == number
+            at[of_batch] = begins + row[of_batch]
             begins += len(ids)
-        every = _joined([found, *own.values()]).combine_chunks()
-        return every.take(pa.array(at))
+        all_ids = _joined([found, *own.values()]).combine_chunks()
+        return all_ids.take(pa.array(at))
 
     def _add_deletions(self, facts: pa.RecordBatch, now: int, record: int) -> None:
         kinds = facts.column("kind").to_pylist()

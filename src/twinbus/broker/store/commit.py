@@ -228,8 +228,8 @@ class Commit:
     ) -> int:
         """Add a message batch; return its number."""
         number = self.next_batch
-        where = (target.entity, target.first_sequence, target.time) if target else ()
-        self.batches.append(Part(PartKind.MESSAGES, batch, number, *where))
+        place = (target.entity, target.first_sequence, target.time) if target else ()
+        self.batches.append(Part(PartKind.MESSAGES, batch, number, *place))
         self.must_sync = True
         return number
 
@@ -325,7 +325,7 @@ class Commit:
         rows = [
             IdRow(entity, message_id, time)
             for entity, ids, times in self.history
-            for message_id, time in zip(ids, _each(times, len(ids)), strict=True)
+            for message_id, time in zip(ids, _column_values(times, len(ids)), strict=True)
         ]
         return Part(PartKind.HISTORY, EntryRows(rows), time=now)
 
@@ -384,10 +384,10 @@ def _rows_of(entry: PlaceRow | dict[str, Any]) -> Iterable[Sequence[int]]:
     if isinstance(entry, PlaceRow):
         return (entry,)
     count = len(entry["sequence"])
-    return zip(*(_each(entry[name], count) for name in PlaceRow._fields), strict=True)
+    return zip(*(_column_values(entry[name], count) for name in PlaceRow._fields), strict=True)
 
 
-def _each(value: Any, count: int) -> list[int]:
+def _column_values(value: Any, count: int) -> list[int]:
     """Return the numbers of a column; a single value is repeated for all rows."""
     return value.tolist() if isinstance(value, np.ndarray) else [int(value)] * count
 

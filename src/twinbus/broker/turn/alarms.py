@@ -29,25 +29,25 @@ class Alarms:
 
         `not_before` is the time of the next try after the timers of the queue failed; otherwise 0.
         """
-        when = max(queue.next_event, not_before)
+        due = max(queue.next_event, not_before)
         if queue.pause and not not_before:
             return  # its timers failed, and an alarm for the next try is set
-        if when < self._armed.get(queue.entity, NEVER_US):
-            self._armed[queue.entity] = when
-            heapq.heappush(self._heap, (when, queue.entity))
+        if due < self._armed.get(queue.entity, NEVER_US):
+            self._armed[queue.entity] = due
+            heapq.heappush(self._heap, (due, queue.entity))
             if len(self._heap) > 2 * len(self._armed) + MAX_STALE_ALARMS:
                 self._remove_stale()
             self.next_at = self._heap[0][0]
 
     def _remove_stale(self) -> None:
         """Remove the entries of the heap that were replaced by an alarm for an earlier time."""
-        self._heap = [(when, number) for number, when in self._armed.items()]
+        self._heap = [(due, number) for number, due in self._armed.items()]
         heapq.heapify(self._heap)
 
     def pop(self) -> int:
         """Remove the earliest alarm; return the number of its queue, which may be gone."""
-        when, number = heapq.heappop(self._heap)
-        if self._armed.get(number) == when:
+        due, number = heapq.heappop(self._heap)
+        if self._armed.get(number) == due:
             del self._armed[number]
         self.next_at = self._heap[0][0] if self._heap else NEVER_US
         return number

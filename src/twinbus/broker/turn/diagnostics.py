@@ -45,13 +45,13 @@ def write_bundle(
     now: int,
 ) -> Path:
     """Write a bundle and return its folder; delete the oldest bundles."""
-    when = from_us(now)
+    written_at = from_us(now)
     make_private(directory)
-    folder = directory / when.strftime("%Y-%m-%dT%H-%M-%S.%fZ")
+    folder = directory / written_at.strftime("%Y-%m-%dT%H-%M-%S.%fZ")
     make_private(folder)
-    what = f"{type(error).__name__}: {error}"
+    problem = f"{type(error).__name__}: {error}"
     readme = _README.format(
-        when=when.isoformat(), what=what, pid=os.getpid(), python=sys.version.split()[0]
+        when=written_at.isoformat(), what=problem, pid=os.getpid(), python=sys.version.split()[0]
     )
     texts = {
         "README.txt": readme,
