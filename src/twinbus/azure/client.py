@@ -1,8 +1,8 @@
 """A client of the SDK whose senders are paired.
 
-The client is a `ServiceBusClient`, whose receivers it uses unchanged. It also owns a paired factory
-of Twinbus, and its senders send through that factory. Each message of the SDK is wrapped in a
-message of Twinbus (azure_messages.py); a Service Bus gets it unchanged.
+The client is a subclass of `ServiceBusClient` and has the receivers of that class. It also owns a
+paired factory of Twinbus, and its senders send through that factory. Each message of the SDK is
+wrapped in a message of Twinbus (azure_messages.py); a Service Bus gets it unchanged.
 """
 
 from collections.abc import Iterable, Mapping
@@ -49,9 +49,9 @@ class PairedWith:
 
     def options(self) -> SendAvailabilityPairedNamespaceOptions:
         """Return the options of the pairing, with clients of the secondary."""
-        where, policy = self.secondary, self.retry_policy
-        manager = NamespaceManager.from_connection_string(where, retry_policy=policy)
-        factory = MessagingFactory.from_connection_string(where, retry_policy=policy)
+        secondary, policy = self.secondary, self.retry_policy
+        manager = NamespaceManager.from_connection_string(secondary, retry_policy=policy)
+        factory = MessagingFactory.from_connection_string(secondary, retry_policy=policy)
         return SendAvailabilityPairedNamespaceOptions(
             manager,
             factory,
@@ -182,7 +182,7 @@ class PairedServiceBusSender(ServiceBusSender):
     def schedule_messages(
         self, messages: Any, schedule_time_utc: datetime, *, timeout: float | None = None, **_: Any
     ) -> list[int]:
-        """Send messages that become visible at a time; return the numbers to cancel them with."""
+        """Send messages that become visible at a time; return their sequence numbers."""
         self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         at = schedule_time_utc
@@ -198,7 +198,7 @@ class PairedServiceBusSender(ServiceBusSender):
     def cancel_scheduled_messages(
         self, sequence_numbers: int | list[int], *, timeout: float | None = None, **_: Any
     ) -> None:
-        """Cancel scheduled messages, diverted ones too."""
+        """Cancel scheduled messages, also those that were diverted."""
         self._check_live()  # type: ignore[no-untyped-call]
         _check_timeout(timeout)
         if not sequence_numbers and not isinstance(sequence_numbers, int):

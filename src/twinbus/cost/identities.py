@@ -161,8 +161,8 @@ class Messages:
 
         Only entities that store messages are checked: a topic stores none, and passes a message to
         the subscriptions that select it. A message is checked only if it was moved before the
-        primary's ledger ends, and accepted after the last gap in that ledger: a deleted file in the
-        gap may have contained it.
+        primary's ledger ends, and diverted after the last gap in that ledger. The rows of other
+        messages may be in files that were deleted.
         """
         facts, transfers = self._facts, self._transfers
         homes = facts.lower[integers(transfers.column("path"))].astype(np.int64)
@@ -219,7 +219,7 @@ class Messages:
         yield from _by_destination(Kind.DELIVERY, table, self._facts.lower[path])
 
     def arrivals(self) -> Iterator[KeyedItem]:
-        """Yield what destinations of transfers accepted: diverted messages, and the others."""
+        """Yield what destinations of transfers accepted: diverted messages, and direct sends."""
         all_roles = integers(self._rows.column("roles"))
         all_paths = integers(self._rows.column("path"))
         destination = self._facts.destinations[all_paths].astype(np.int64)
@@ -261,7 +261,7 @@ class Messages:
 
 
 def _among(values: Hashes, wanted: Hashes) -> npt.NDArray[np.bool_]:
-    """Return which values are among a few others."""
+    """Return for each value whether it is in `wanted`, which is short."""
     ordered = np.unique(wanted)
     if not len(ordered):
         return np.zeros(len(values), bool)
