@@ -60,7 +60,6 @@ from twinbus.limits import (
     SECOND_US,
 )
 from twinbus.message import to_batch
-from twinbus.protocol import frame_values
 from twinbus.protocol.commands import (
     AcceptSession,
     CancelScheduled,
@@ -351,7 +350,7 @@ def test_a_client_cannot_have_the_server_unpack_a_batch_where_none_belongs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unpacked: list[bytes] = []
-    monkeypatch.setattr(frame_values, "_from_ipc", unpacked.append)
+    monkeypatch.setattr(pa.ipc, "open_stream", unpacked.append)
     plain = {"$": "Peek", "path": {"$": "batch", "at": 0, "size": 4}}
     [(head, body)] = FrameReader().feed(asking(plain, blobs=b"bomb"))
     with pytest.raises(InvalidArgumentError):

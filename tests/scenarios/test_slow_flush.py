@@ -17,8 +17,8 @@ from twinbus.errors import CommunicationError
 from twinbus.limits import SLOW_TURN_US
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.commands import CreateEntity, Send, SendReceipt
+from twinbus.protocol.server_conversation import ServerConversation
 from twinbus.server.door import Door
-from twinbus.server.native import NativeConnection
 
 QUEUE = "orders"
 PATIENCE_S = 20
@@ -109,7 +109,7 @@ def test_a_connection_whose_reply_cannot_be_delivered_is_closed(
     shop.door.turns.place.is_loop = in_loop
     (connection,) = shop.door.attendance.clients
     with monkeypatch.context() as broken:
-        broken.setattr(NativeConnection, "_answer", lambda *_: 1 / 0)
+        broken.setattr(ServerConversation, "answer", lambda *_: 1 / 0)
         with pytest.raises(CommunicationError):
             shop.begin_send().result(PATIENCE_S)
     assert shop.begin_send().result(PATIENCE_S).sequence_numbers == [3]
