@@ -131,6 +131,22 @@ def _wrong_type(name: str, field_type: FieldType, code: int) -> AmqpError:
     return decoder.unknown_constructor(code)
 
 
+def count_values(value: object) -> int:
+    """Return the number of values in a value, nested ones too."""
+    parts: Iterable[object] = ()
+    if isinstance(value, Composite):
+        parts = value.GETTER(value)
+    elif isinstance(value, Mapping):
+        parts = (part for pair in value.items() for part in pair)
+    elif isinstance(value, list | tuple):
+        parts = value
+    elif isinstance(value, Array):
+        parts = value.items
+    elif isinstance(value, Described):
+        parts = (value.value,)
+    return 1 + sum(map(count_values, parts))
+
+
 BY_CODE: dict[int, type[Composite]] = {}
 BY_NAME: dict[str, type[Composite]] = {}
 

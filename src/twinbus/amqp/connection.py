@@ -15,7 +15,7 @@ whether the driver may read more from the peer.
 
 from collections.abc import Iterator
 
-from twinbus.amqp.composites import Composite, read_composite
+from twinbus.amqp.composites import Composite, count_values, read_composite
 from twinbus.amqp.conditions import AmqpError, Condition, Scope, TruncatedError
 from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.events import ConnectionClosed, Event, Opened
@@ -47,6 +47,8 @@ from twinbus.limits import (
     AMQP_OPEN_US,
     AMQP_WRITTEN_FRAME_BYTES,
     MAX_AMQP_KEPT_FRAME_BYTES,
+    MAX_AMQP_KEPT_VALUES,
+    MAX_AMQP_STATE_BYTES,
     MIN_AMQP_FRAME_BYTES,
     MIN_AMQP_IDLE_US,
     NEVER_US,
@@ -151,6 +153,12 @@ class AmqpConnection:
             return  # a heartbeat
         received, at = read_short(view.data, view.begin, view.end) or _decoded(view)
         if isinstance(received, ReadTransfer):
+            if received.state is not None and at - view.begin > MAX_AMQP_STATE_BYTES:
+                raise AmqpError(
+                    f"a transfer with a delivery state has {at - view.begin} bytes before its "
+                    f"message; at most {MAX_AMQP_STATE_BYTES} are allowed",
+                    Condition.RESOURCE_LIMIT_EXCEEDED,
+                )
             session = self._by_peer_channel.get(view.channel)
             if session is not None and self._closing_at is None:
                 session.take_transfer(received, view.data[at : view.end])
@@ -163,14 +171,8 @@ class AmqpConnection:
         self, received: Composite | ReadTransfer | ReadDisposition, view: FrameView
     ) -> None:
         size = view.end - view.begin
-        if size > MAX_AMQP_KEPT_FRAME_BYTES and isinstance(
-            received, OpenFrame | BeginFrame | AttachFrame
-        ):
-            raise AmqpError(
-                f"{received.NAME} has {size} bytes; at most {MAX_AMQP_KEPT_FRAME_BYTES} are "
-                "allowed",
-                Condition.RESOURCE_LIMIT_EXCEEDED,
-            )
+        if isinstance(received, OpenFrame | BeginFrame | AttachFrame):
+            _check_kept(received, size)
         if self._closing_at is not None:
             if isinstance(received, CloseFrame):
                 self._finish(received.error, is_peers=False)
@@ -510,6 +512,21 @@ class AmqpConnection:
 
     def _give_up(self, text: str) -> None:
         self._fail(AmqpError(text, Condition.RESOURCE_LIMIT_EXCEEDED))
+
+
+def _check_kept(received: OpenFrame | BeginFrame | AttachFrame, size: int) -> None:
+    """Refuse a frame whose values, which are kept in memory, are too large or too many."""
+    if size > MAX_AMQP_KEPT_FRAME_BYTES:
+        raise AmqpError(
+            f"{received.NAME} has {size} bytes; at most {MAX_AMQP_KEPT_FRAME_BYTES} are allowed",
+            Condition.RESOURCE_LIMIT_EXCEEDED,
+        )
+    # Every value takes at least one byte.
+    if size > MAX_AMQP_KEPT_VALUES and (count := count_values(received)) > MAX_AMQP_KEPT_VALUES:
+        raise AmqpError(
+            f"{received.NAME} has {count} values; at most {MAX_AMQP_KEPT_VALUES} are allowed",
+            Condition.RESOURCE_LIMIT_EXCEEDED,
+        )
 
 
 def _decoded(view: FrameView) -> tuple[Composite, int]:

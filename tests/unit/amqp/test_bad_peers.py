@@ -33,17 +33,20 @@ from twinbus.amqp.performatives import (
     EndFrame,
     ErrorCondition,
     FlowFrame,
+    Modified,
     OpenFrame,
     Rejected,
     SaslInit,
 )
 from twinbus.amqp.sender_link import SenderLink
-from twinbus.amqp.types import Described, ULong
+from twinbus.amqp.types import Described, Symbol, ULong
 from twinbus.limits import (
     AMQP_FRAME_BYTES,
     MAX_AMQP_KEPT_FRAME_BYTES,
+    MAX_AMQP_KEPT_VALUES,
     MAX_AMQP_SESSION_LINKS,
     MAX_AMQP_SESSIONS,
+    MAX_AMQP_STATE_BYTES,
 )
 
 FLOW = FlowFrame(next_incoming_id=0, incoming_window=9, next_outgoing_id=0, outgoing_window=9)
@@ -78,6 +81,9 @@ def of(*composites: Composite, channel: int = 0) -> bytes:
     return b"".join(frame(channel, composite.encode()) for composite in composites)
 
 
+# Decoded, each empty list takes 64 times its byte.
+MANY_VALUES = {Symbol("many"): [[] for _ in range(MAX_AMQP_KEPT_VALUES)]}
+LONG_STATE = Modified(message_annotations={Symbol("long"): "x" * MAX_AMQP_STATE_BYTES})
 NESTED = b"\x45"
 for _ in range(200):
     NESTED = b"\xd0" + (len(NESTED) + 4).to_bytes(4) + b"\0\0\0\1" + NESTED
@@ -110,6 +116,9 @@ for _ in range(200):
         (of(FLOW, channel=9), Condition.NOT_ALLOWED),
         (of(attach("b", handle=MAX_AMQP_SESSION_LINKS)), Condition.FRAMING_ERROR),
         (of(attach("b" * MAX_AMQP_KEPT_FRAME_BYTES, handle=1)), Condition.RESOURCE_LIMIT_EXCEEDED),
+        (of(attach("b", handle=1, properties=MANY_VALUES)), Condition.RESOURCE_LIMIT_EXCEEDED),
+        (of(replace(BEGIN, properties=MANY_VALUES), channel=1), Condition.RESOURCE_LIMIT_EXCEEDED),
+        (of(transfer(more=True, state=LONG_STATE)), Condition.RESOURCE_LIMIT_EXCEEDED),
         (of(ACCEPTED), Condition.NOT_ALLOWED),
     ],
 )
@@ -135,6 +144,10 @@ def test_a_peer_that_cannot_be_understood_loses_its_connection(
         (OpenFrame(container_id="peer", idle_time_out=999), Condition.INVALID_FIELD),
         (
             OpenFrame(container_id="p" * MAX_AMQP_KEPT_FRAME_BYTES),
+            Condition.RESOURCE_LIMIT_EXCEEDED,
+        ),
+        (
+            OpenFrame(container_id="p", properties=MANY_VALUES),
             Condition.RESOURCE_LIMIT_EXCEEDED,
         ),
         (BEGIN, Condition.ILLEGAL_STATE),
