@@ -31,13 +31,14 @@ from twinbus.amqp.performatives import (
     TransferFrame,
 )
 from twinbus.amqp.receiver_link import ReceiverLink
-from twinbus.amqp.types import Array, Described, Symbol, UInt, ULong
+from twinbus.amqp.types import Array, Described, Int, Symbol, UInt, ULong
 from twinbus.errors import ServerBusyError
 from twinbus.limits import (
     AUTHENTICATION_US,
     MAX_AMQP_UNSETTLED,
     MAX_BATCH_MESSAGES,
     MAX_RECEIVE_BYTES,
+    MIN_AMQP_FRAME_BYTES,
     SERVICE_BUS_CREDIT,
 )
 from twinbus.message import BrokeredMessage, to_messages
@@ -450,6 +451,92 @@ def test_a_client_without_room_gets_its_messages_when_its_window_opens(
     assert got(peer) == [b"a"]
     peer.session.say_flow()
     assert got(peer) == [b"b", b"c"]
+
+
+@MODES
+def test_a_message_larger_than_the_window_does_not_wait_for_it_if_the_key_has_no_room(
+    wire: Wire, peer: WirePeer, mode: dict[str, Any]
+) -> None:
+    receiver = peer.receiver(QUEUE, **mode)
+    receiver.grant(5)
+    peer.write()
+    wire.reply_room = MAX_RECEIVE_BYTES - 1
+    narrow(wire, 1)
+    wire.send(bytes(10_000))
+    assert got(peer) == []
+    assert wire.deliverable() == [bytes(10_000)]
+    assert bytes_for_client(wire.conversation) == wire.conversation.amqp.withheld_bytes == 0
+    wire.send(bytes(20_000))
+    receiver.grant(5)  # with a flow that opens the window, too
+    assert got(peer) == [bytes(20_000)]
+
+
+def narrow(wire: Wire, window: int) -> None:
+    """Let the client accept only so many transfers, each in a small frame."""
+    wire.conversation.amqp.peer_frame_bytes = MIN_AMQP_FRAME_BYTES
+    [session] = wire.conversation.amqp.sessions
+    session.transfers.peer_window = window
+
+
+def test_a_message_that_waits_for_the_window_counts_as_a_reply_of_its_connection(
+    wire: Wire, peer: WirePeer
+) -> None:
+    receiver = peer.receiver(QUEUE, **LOCKS)
+    receiver.grant(1)
+    peer.write()
+    narrow(wire, 1)
+    wire.send(bytes(10_000))
+    assert got(peer) == []
+    wire.conversation.note_buffered(0)
+    assert 10_000 <= wire.conversation.reply_bytes < 11_000
+    peer.session.say_flow()
+    assert got(peer) == [bytes(10_000)]
+    wire.conversation.note_buffered(0)
+    assert wire.conversation.reply_bytes == 0
+
+
+# -- answers that wait for the client --------------------------------------------------------------
+
+PEEK = {"operation": "com.microsoft:peek-message"}
+ALL = {"from-sequence-number": 0, "message-count": Int(100)}
+
+
+def test_answers_that_wait_for_the_client_count_as_replies_of_its_connection(
+    wire: Wire, peer: WirePeer
+) -> None:
+    wire.send(bytes(10_000))
+    sender, receiver = peer.node(f"{QUEUE}/$management")
+    for _ in range(3):
+        peer.ask(sender, PEEK, ALL)
+    peer.write()
+    assert 30_000 <= bytes_for_client(wire.conversation) < 32_000
+    receiver.grant(2)
+    assert len(peer.take(receiver, 2)) == 2
+    assert 10_000 <= bytes_for_client(wire.conversation) < 11_000
+    receiver.detach()
+    peer.write()
+    assert bytes_for_client(wire.conversation) == 0
+
+
+@pytest.mark.parametrize("lacks", ["credit", "window"])
+def test_a_client_that_takes_no_answer_loses_its_link_if_the_key_has_no_room(
+    wire: Wire, peer: WirePeer, lacks: str
+) -> None:
+    wire.send(bytes(10_000))
+    sender, receiver = peer.node(f"{QUEUE}/$management")
+    if lacks == "window":
+        receiver.grant(5)
+    while not sender.may_send:
+        peer.read()
+    peer.ask(sender, PEEK, ALL)
+    peer.write()
+    narrow(wire, 1)
+    wire.reply_room = MAX_RECEIVE_BYTES - 1
+    peer.ask(sender, PEEK, ALL)
+    assert peer.detached(receiver).condition == "amqp:resource-limit-exceeded"
+    assert bytes_for_client(wire.conversation) == wire.conversation.amqp.withheld_bytes == 0
+    peer.ask(sender, PEEK, ALL)  # there is no link for its answer
+    assert bytes_for_client(wire.conversation) == 0
 
 
 # -- a server without room -------------------------------------------------------------------------

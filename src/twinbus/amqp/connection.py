@@ -75,6 +75,7 @@ class AmqpConnection:
         self.peer_frame_bytes = MIN_AMQP_FRAME_BYTES  # the largest frame that the peer accepts
         self.link_count = 0
         self.kept_bytes = 0  # size of the peer's attach frames that are kept in memory
+        self.withheld_bytes = 0  # of deliveries that wait for the window of their session
         self._sessions: dict[int, AmqpSession] = {}  # by our channel
         self._by_peer_channel: dict[int, AmqpSession] = {}
         self._ended_channels: set[int] = set()  # of the peer; SDKs may still send frames on them

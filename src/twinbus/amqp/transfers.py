@@ -16,6 +16,7 @@ from twinbus.amqp.frames import FRAME_HEAD_BYTES, pack_head
 from twinbus.amqp.performatives import ACCEPTED, DeliveryState
 from twinbus.amqp.sender_link import SenderLink
 from twinbus.errors import InvalidArgumentError
+from twinbus.limits import MAX_AMQP_TAG_BYTES
 
 if TYPE_CHECKING:
     from twinbus.amqp.connection import AmqpConnection
@@ -24,6 +25,7 @@ _MAX_WINDOW = 2**31 - 1
 # Maximum size of a transfer frame without the payload and the fields around the flag `more`: the
 # head of the frame, the descriptor, the head of the list, and the flag.
 _OVERHEAD = FRAME_HEAD_BYTES + 16
+_MOST_FIELDS = 3 * 5 + 2 + MAX_AMQP_TAG_BYTES + 1  # handle, number, format; tag; whether settled
 _ACCEPTED_BYTES = ACCEPTED.encode()
 _NO_STATE_BUT_ABORTED = b"\x40\x40\x42\x41"  # the fields after `more`: ..., resume, aborted
 
@@ -38,6 +40,7 @@ class WaitingDelivery:
     rest: bytes  # the fields after `more`
     count: int  # number of all fields
     payload: memoryview
+    size: int  # of the whole message, which stays in memory until its last frame is written
 
 
 class OutgoingTransfers:
@@ -57,6 +60,16 @@ class OutgoingTransfers:
     def may_send(self) -> bool:
         """Whether the peer accepts a transfer now, and none waits."""
         return self.peer_window > 0 and self._waiting is None
+
+    def fits(self, size: int) -> bool:
+        """Return whether a message of this size can be written at once."""
+        room = self._connection.peer_frame_bytes - _OVERHEAD - _MOST_FIELDS
+        return self.may_send and size <= self.peer_window * room
+
+    def waiting_bytes(self, link: SenderLink) -> int:
+        """Return the size of the delivery of a link that waits for the window."""
+        waiting = self._waiting
+        return 0 if waiting is None or waiting.link is not link else waiting.size
 
     def open_window(self, window: int, expected_next: int | None = None) -> int:
         """Set the peer's window; return how many transfers it acknowledged that were not sent.
@@ -107,7 +120,7 @@ class OutgoingTransfers:
             self._write(fields, rest, count, payload, size)
         else:
             content = memoryview(b"".join(payload) if isinstance(payload, list) else payload)
-            self._waiting = WaitingDelivery(link, number, fields, rest, count, content)
+            self._set_waiting(WaitingDelivery(link, number, fields, rest, count, content, size))
             self._pump()
         return number
 
@@ -140,7 +153,7 @@ class OutgoingTransfers:
             piece, waiting.payload = waiting.payload[:room], waiting.payload[room:]
             has_more = bool(waiting.payload)
             if not has_more:
-                self._waiting = None
+                self._set_waiting(None)
             self._write(
                 waiting.fields, waiting.rest, waiting.count, piece, len(piece), has_more=has_more
             )
@@ -162,7 +175,14 @@ class OutgoingTransfers:
     def forget(self, link: SenderLink) -> None:
         """Drop the waiting delivery of a link that ends."""
         if self._waiting is not None and self._waiting.link is link:
-            self._waiting = None
+            self._set_waiting(None)
+
+    def _set_waiting(self, waiting: WaitingDelivery | None) -> None:
+        """Set the delivery that waits for the window, and count its bytes."""
+        for change, found in ((-1, self._waiting), (1, waiting)):
+            if found is not None:
+                self._connection.withheld_bytes += change * found.size
+        self._waiting = waiting
 
 
 def state_bytes(state: DeliveryState) -> bytes:

@@ -126,7 +126,7 @@ class ServiceBusConversation:
         self._work = Work(guard, deliver, now, self.amqp, self._admitted)
         self._began_at = now
         self._max_message_bytes = max_message_bytes
-        self._cbs = RequestNode(CBS, _CBS_NAMES, MAX_TOKEN_ANSWERS)
+        self._cbs = RequestNode(self._work, CBS, _CBS_NAMES, MAX_TOKEN_ANSWERS)
         self._management: dict[str, ManagementNode] = {}  # by the path of the entity
         self._accepting: dict[SenderLink, LinkRequest | None] = {}  # links that wait for a session
 

@@ -55,8 +55,7 @@ class ManagementNode(RequestNode):
     """The management node of an entity."""
 
     def __init__(self, work: Work, path: str, link_of_session: SessionLinks) -> None:
-        super().__init__(path + MANAGEMENT, _NAMES)
-        self._work = work
+        super().__init__(work, path + MANAGEMENT, _NAMES)
         self.path = path
         self._link_of_session = link_of_session
 
@@ -76,7 +75,7 @@ class ManagementNode(RequestNode):
             self.answer(request, failed(error))
             return
         then = partial(self._reply, request, operation, body, command)
-        self._work.ask(self.path, command, then, operation.claim)
+        self.work.ask(self.path, command, then, operation.claim)
 
     def _reply(
         self,
@@ -93,13 +92,13 @@ class ManagementNode(RequestNode):
             answer = operation.answer(body, value)
         except MessagingError as error:  # AMQP cannot express one of the messages
             self.answer(request, failed(error))
-            self._work.give_back(command, value)
+            self.work.give_back(command, value)
             return
         first = operation.before_answer(self, body, value)
         if first is not None and self.fits(request, answer):
-            self._work.ask(self.path, first, partial(self._answer_after, request, answer))
+            self.work.ask(self.path, first, partial(self._answer_after, request, answer))
         elif not self.answer(request, answer):
-            self._work.give_back(command, value)
+            self.work.give_back(command, value)
 
     def _answer_after(self, request: NodeRequest, answer: Answer, value: Any) -> None:
         self.answer(request, failed(value) if isinstance(value, MessagingError) else answer)

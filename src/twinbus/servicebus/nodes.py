@@ -23,6 +23,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import MAX_AMQP_UNSETTLED, MAX_ID_CHARACTERS, MAX_UNREAD_BYTES
 from twinbus.servicebus.conditions import condition_of, mapped, text_of
+from twinbus.servicebus.work import Work
 
 CBS: Final = "$cbs"
 _REQUEST_CREDIT: Final = 100
@@ -68,25 +69,46 @@ class Answers:
     def send(self, message: bytes) -> None:
         """Send an answer when the link has credit; end a link with too many waiting answers."""
         self.waiting.append(message)
-        self.waiting_bytes += len(message)
+        self._count(len(message))
         self.pump()
-        unread = self.waiting_bytes + self.link.session.connection.unread_bytes
-        # work.py defers requests with large answers, so a client that gives credit stays below the
-        # bound.
-        if unread > 2 * MAX_UNREAD_BYTES or len(self.waiting) > self.node.max_waiting:
+        if self._is_behind:
             error = QuotaExceededError(
                 f"the client has not taken {len(self.waiting)} answers with {self.waiting_bytes} "
-                "bytes, and sends more requests. Give the link of the answers credit"
+                "bytes, and sends more requests. Give the link of the answers credit, and open "
+                "the window of its session"
             )
-            self.waiting.clear()
-            self.waiting_bytes = 0
+            self.clear()
             self.link.detach(condition_of(error))
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the client takes its answers so late that the link must end.
+
+        work.py defers requests with large answers, so a client that gives credit stays below the
+        bounds.
+        """
+        session = self.link.session
+        left = self.waiting_bytes + session.transfers.waiting_bytes(self.link)
+        return (
+            len(self.waiting) > self.node.max_waiting
+            or self.waiting_bytes + session.connection.unread_bytes > 2 * MAX_UNREAD_BYTES
+            or (left > 0 and not self.node.work.may_keep(0))
+        )
+
+    def _count(self, change: int) -> None:
+        self.waiting_bytes += change
+        self.node.work.kept_bytes += change
+
+    def clear(self) -> None:
+        """Drop the waiting answers, because the link ends."""
+        self.waiting.clear()
+        self._count(-self.waiting_bytes)
 
     def pump(self) -> None:
         """Send waiting answers as far as the link has credit."""
         while self.waiting and self.link.may_send:
             message = self.waiting.popleft()
-            self.waiting_bytes -= len(message)
+            self._count(-len(message))
             self.link.send(message, is_settled=True)
 
 
@@ -95,10 +117,12 @@ class RequestNode:
 
     def __init__(
         self,
+        work: Work,
         address: str,
         status_names: tuple[str, str, str],
         max_waiting: int = MAX_AMQP_UNSETTLED,
     ) -> None:
+        self.work = work
         self.address = address
         self.max_waiting = max_waiting  # number of answers that wait for credit
         self._status_names = status_names
@@ -124,9 +148,12 @@ class RequestNode:
     def end_answers(self, link: SenderLink) -> None:
         """Unregister a link for answers."""
         self.links -= 1
-        remaining = [
-            answers for answers in self._answers.pop(link.session, []) if answers.link is not link
-        ]
+        remaining = []
+        for answers in self._answers.pop(link.session, []):
+            if answers.link is link:
+                answers.clear()
+            else:
+                remaining.append(answers)
         if remaining:
             self._answers[link.session] = remaining
 
@@ -198,7 +225,8 @@ class RequestNode:
         return min(most or MAX_UNREAD_BYTES, MAX_UNREAD_BYTES)
 
     def _answers_to(self, request: NodeRequest) -> Answers | None:
-        found = self._answers.get(request.link.session, [])
+        of_session = self._answers.get(request.link.session, [])
+        found = [answers for answers in of_session if answers.link.is_attached]
         fitting = [answers for answers in found if _address(answers.link) == request.reply_to]
         return next(iter(fitting or found), None)
 

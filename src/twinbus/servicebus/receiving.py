@@ -93,7 +93,7 @@ class Receiving:
         self.session = session
         self._deletes = link.snd_settle_mode is SenderSettleMode.SETTLED  # receive-and-delete
         self._is_deleting = False  # the broker deletes messages, which are written afterwards
-        self._deleted: deque[list[Buffer]] = deque()  # to be written
+        self._deleted: deque[list[Buffer]] = deque()  # to be written; their bytes are counted
         self._asked: LinkRequest | None = None
         self._ready: deque[BrokeredMessage] = deque()  # received, but not yet delivered
         self._ready_bytes = 0  # their size, as the connection counts it; 0: not counted
@@ -118,10 +118,12 @@ class Receiving:
         """Deliver received messages, and receive more while there is credit."""
         link = self._link
         while self._deleted and link.may_send_promised:
-            link.send(self._deleted.popleft(), is_promised=True)
-        if self._deletes:
-            self._delete_ready()
-        while self._ready and link.may_send and not self._is_unread():
+            content = self._deleted.popleft()
+            self._work.kept_bytes -= sum(map(len, content))
+            link.send(content, is_promised=True)
+        if self._deletes and not self._delete_ready() and not link.is_draining:
+            return  # the next flow of the client may open its window further
+        while self._ready and self._may_deliver(self._ready[0]):
             self._deliver()
         self._release_ready()
         if self._ready or self._deleted or self._is_deleting or self._asked is not None:
@@ -165,16 +167,24 @@ class Receiving:
         self._work.kept_bytes += size - self._ready_bytes
         self._ready_bytes = size
 
-    def _delete_ready(self) -> None:
-        """Have the broker delete the messages that can be written now; release the others."""
-        link, chosen, contents = self._link, [], []
+    def _delete_ready(self) -> bool:
+        """Have the broker delete the messages that can be written now; release the others.
+
+        Return false if there is no room for the first one.
+        """
+        link, chosen, contents, total, has_room = self._link, [], [], 0, True
         room = link.session.transfers.peer_window if link.may_send else 0
         try:
             for _ in range(min(len(self._ready), link.credit, room)):
                 message = self._ready[0]
                 content = self._written(message, is_locked=False)
                 if content is not None:
-                    link.check_size(sum(map(len, content)))
+                    size = sum(map(len, content))
+                    link.check_size(size)
+                    total += size
+                    if not self._fits(total):
+                        has_room = bool(chosen)
+                        break
                     chosen.append(message)
                     contents.append(content)
                 self._ready.popleft()
@@ -189,6 +199,7 @@ class Receiving:
         elif self._error is not None and not self._is_deleting and not self._deleted:
             self.stop(self._error)
         self._give_up_ready()
+        return has_room
 
     def _take_deleted(
         self, messages: list[BrokeredMessage], contents: list[list[Buffer]], value: Any
@@ -204,11 +215,18 @@ class Receiving:
             else:
                 self._settle(messages, Disposition.RELEASE)
         if not self._is_ended:
-            pairs = zip(messages, contents, strict=True)
-            self._deleted.extend(
-                content for message, content in pairs if message.lock_token not in lost
-            )
+            for message, content in zip(messages, contents, strict=True):
+                if message.lock_token not in lost:
+                    self._deleted.append(content)
+                    self._work.kept_bytes += sum(map(len, content))
             self.pump()
+
+    def _may_deliver(self, message: BrokeredMessage) -> bool:
+        return self._link.may_send and not self._is_unread() and self._fits(message.size)
+
+    def _fits(self, size: int) -> bool:
+        """Return whether messages can be written at once, or may wait for the client's window."""
+        return self._link.session.transfers.fits(size) or self._work.may_keep(size)
 
     def _is_unread(self) -> bool:
         """Return whether the client has too many unread bytes to get further messages."""
@@ -355,6 +373,8 @@ class Receiving:
         else:
             self._settle([*self._ready], Disposition.RELEASE)
         self._clear_ready()
+        self._work.kept_bytes -= sum(len(piece) for content in self._deleted for piece in content)
+        self._deleted.clear()
 
 
 def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:

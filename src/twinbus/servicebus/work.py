@@ -153,7 +153,7 @@ class Work:
         self._open = 0  # number of unanswered requests
         self._open_bytes = 0  # size of the messages in unanswered requests
         self._waiting = 0  # number of unanswered requests that may wait at a queue
-        self.kept_bytes = 0  # of messages that wait at links until the client can get them
+        self.kept_bytes = 0  # of messages and answers that wait at links for the client
         self._fetching = 0  # maximum size of the replies to submitted requests that do not wait
         self._deferred: deque[LinkRequest] = deque()  # wait until there is room for their replies
         self._refused: list[tuple[str, Command[Any]]] = []  # by a busy broker; `finish` them later
@@ -293,14 +293,17 @@ class Work:
     @property
     def reply_bytes(self) -> int:
         """How many bytes of replies are unread or expected, or wait at links."""
-        return self._fetching + self._amqp.unread_bytes + self.kept_bytes
+        amqp = self._amqp
+        return self._fetching + amqp.unread_bytes + amqp.withheld_bytes + self.kept_bytes
 
     def may_keep(self, size: int) -> bool:
-        """Return whether messages may wait at a link until the client can get them.
+        """Return whether `size` more bytes may wait at links until the client can get them.
 
         They may wait for long. So they may wait only if the key would still have room for the
-        largest reply.
+        largest reply. A client without a token has only answers of `$cbs`, which are few.
         """
+        if not self.is_admitted:
+            return True
         return self._guard.has_reply_room(self.reply_bytes, size + MAX_RECEIVE_BYTES)
 
     @property
