@@ -33,6 +33,7 @@ from twinbus.amqp.events import (
     LinkDetached,
     OutcomeReported,
 )
+from twinbus.amqp.frames import HEARTBEAT
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.options import LinkOptions
 from twinbus.amqp.performatives import Accepted, Rejected, SenderSettleMode, Source, Target
@@ -70,7 +71,7 @@ from twinbus.protocol.commands import (
 from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
-from twinbus.server import door, native
+from twinbus.server import door, native, pacing
 from twinbus.servicebus.messages import STORED_HEAD, fingerprint
 
 pytestmark = pytest.mark.timeout(60)
@@ -304,6 +305,30 @@ def test_a_flood_of_attaches_ends_its_own_connection_alone(site: ServiceBusSite)
             flood.session.attach_receiver(f"link {number}", options)
         assert flood.wait_for(ConnectionClosed).error is not None
         assert isinstance(second.send(sender, b"goes on"), Accepted)
+
+
+def test_a_flood_of_small_frames_lets_other_clients_in_between(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "READ_SLICE_S", 1e-9)  # the first piece takes all of its time
+    monkeypatch.setattr(pacing, "READ_PIECE_BYTES", 800)
+    order: list[str] = []
+    with SocketPeer(site.door.port) as flood:
+        assert flood.show_token(QUEUE) == 202
+        connection = site.connection
+        receive = connection.conversation.receive
+
+        def note(data: bytes, now: int) -> None:
+            if not order:
+                asyncio.get_running_loop().call_soon(order.append, "another client")
+            order.append("flood")
+            receive(data, now)
+
+        monkeypatch.setattr(connection.conversation, "receive", note)
+        flood.socket.sendall(HEARTBEAT * 400)
+        until(lambda: len(order) == 5)
+        assert order == ["flood", "another client", *["flood"] * 3]
+        assert flood.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
 
 
 # -- bytes that nobody should send -----------------------------------------------------------------

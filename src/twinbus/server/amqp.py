@@ -17,12 +17,13 @@ AMQP_MAGIC = b"AMQP"
 class ServiceBusConnection(ClientConnection):
     """A client that speaks AMQP, as SDKs of Azure Service Bus do."""
 
-    __slots__ = ("conversation",)
+    __slots__ = ("conversation", "unprocessed")
 
     def __init__(
         self, door: "Door", address: str, *, refusal: MessagingError | None = None
     ) -> None:
         super().__init__(door, address, refusal=refusal)
+        self.unprocessed = b""  # read from the socket, and processed in later rounds of the loop
         self.conversation = ServiceBusConversation(
             self, self._deliver, door.namespace.id, now_us(), door.namespace.max_message_bytes
         )
@@ -34,7 +35,16 @@ class ServiceBusConnection(ClientConnection):
             interceptor.attaching(path)
         return self._door.namespace.describe(path)
 
-    def take(self, data: bytes, *, may_turn: bool = True) -> None:
+    @property
+    def share(self) -> str:
+        """Whose time the connection uses: that of its key; without a token, of its address."""
+        return self.address if self.admitted is None else self.admitted.id
+
+    def take(self, data: bytes) -> None:
+        """Process bytes that the client sent, now or in later rounds of the loop."""
+        self._door.pacer.take(self, data)
+
+    def process(self, data: bytes, *, may_turn: bool) -> None:
         """Process bytes that the client sent; see `Turns.add` about `may_turn`."""
         conversation, amqp = self.conversation, self.conversation.amqp
         conversation.receive(data, now_us())
@@ -50,6 +60,7 @@ class ServiceBusConnection(ClientConnection):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Release the locks of messages that the client did not receive."""
+        self.unprocessed = b""
         self.conversation.lose()
         self._hand_over()
         self._note_incomplete(0)
@@ -91,7 +102,11 @@ class ServiceBusConnection(ClientConnection):
         if amqp.is_done and not amqp.has_outgoing:
             transport.close()
         else:
-            self._read_on(may_read=conversation.may_read)
+            self.adjust_reading()
+
+    def adjust_reading(self) -> None:
+        """Read from the socket if the conversation may, and all that was read is processed."""
+        self._read_on(may_read=self.conversation.may_read and not self.unprocessed)
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""

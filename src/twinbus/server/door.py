@@ -15,6 +15,7 @@ import logging
 import os
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ from twinbus.server.entrance import Entrance
 from twinbus.server.latencies import Latencies
 from twinbus.server.listening import listener_at, local_listener_at, raise_descriptor_limit
 from twinbus.server.memory import FreeMemory
+from twinbus.server.pacing import Pacer
 from twinbus.server.refusals import RefusalLog, presented_name
 from twinbus.server.turns import CountingSelector, Turns
 
@@ -119,6 +121,9 @@ class Door(Closable):
         self.moved_bytes = 0  # read and written since the last tick
         self._selector = CountingSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
+        self.pacer = Pacer(
+            lambda: self._selector.rounds, self._loop.call_soon, self.isolated, time.perf_counter
+        )
         self._stopped = asyncio.Event()
         self._all_disconnected = asyncio.Event()  # set when the last connection has ended
         started = threading.Event()

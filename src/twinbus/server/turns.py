@@ -22,14 +22,16 @@ _log = logging.getLogger("twinbus.server")
 
 
 class CountingSelector(selectors.DefaultSelector):
-    """A selector that remembers how many sockets were ready at the last call."""
+    """A selector that counts its calls, and the sockets that were ready at the last call."""
 
     ready = 0
+    rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait until sockets are ready, and count them."""
         found = super().select(timeout)
         self.ready = len(found)
+        self.rounds += 1
         return found
 
 

@@ -11,6 +11,7 @@ that serves AMQP on a plain socket; its transport puts the bytes into frames.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from wsproto import ConnectionType, WSConnection
@@ -44,10 +45,16 @@ _PATH: Final = "/$servicebus/websocket"
 class _FramingTransport(asyncio.Transport):
     """The transport of the AMQP connection inside: puts written bytes into websocket frames."""
 
-    def __init__(self, outside: asyncio.Transport, frames: WSConnection) -> None:
+    def __init__(
+        self,
+        outside: asyncio.Transport,
+        frames: WSConnection,
+        on_may_read: Callable[[bool], None],
+    ) -> None:
         super().__init__()
         self._outside = outside
         self._frames = frames
+        self._on_may_read = on_may_read
 
     def write(self, data: Any) -> None:
         """Send bytes as one binary message."""
@@ -78,11 +85,11 @@ class _FramingTransport(asyncio.Transport):
 
     def pause_reading(self) -> None:
         """Stop reading."""
-        self._outside.pause_reading()
+        self._on_may_read(False)
 
     def resume_reading(self) -> None:
         """Read again."""
-        self._outside.resume_reading()
+        self._on_may_read(True)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return a property of the socket."""
@@ -98,6 +105,9 @@ class WebsocketConnection(asyncio.Protocol):
         self._frames = WSConnection(ConnectionType.SERVER)
         self._inside = ServiceBusConnection(door, address, refusal=refusal)
         self._has_begun = False  # the handshake is over
+        self.unprocessed = b""  # read from the socket, and processed in later rounds of the loop
+        self._may_read = True  # the connection inside allows it
+        self._is_reading = True
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -108,7 +118,16 @@ class WebsocketConnection(asyncio.Protocol):
         seconds = AUTHENTICATION_US / SECOND_US
         self._timer = asyncio.get_running_loop().call_later(seconds, transport.abort)
 
+    @property
+    def share(self) -> str:
+        """Whose time the connection uses."""
+        return self._inside.share
+
     def data_received(self, data: bytes) -> None:
+        """Process bytes that the client sent, now or in later rounds of the loop."""
+        self._door.pacer.take(self, data)
+
+    def process(self, data: bytes, *, may_turn: bool) -> None:  # noqa: ARG002 - see `_take`
         """Process bytes that the client sent."""
         idle = 0  # frames without content
         try:
@@ -134,7 +153,7 @@ class WebsocketConnection(asyncio.Protocol):
         if isinstance(event, BytesMessage):
             self._door.moved_bytes += len(event.data)
             # Other frames of the same read may bring requests that can share the turn.
-            self._inside.take(bytes(event.data), may_turn=False)
+            self._inside.process(bytes(event.data), may_turn=False)
         elif isinstance(event, Request):
             self._begin(event)
         elif isinstance(event, Ping):
@@ -158,7 +177,24 @@ class WebsocketConnection(asyncio.Protocol):
             self._transport.write(self._frames.send(AcceptConnection(subprotocol=SUBPROTOCOL)))
             self._leave()
             self._has_begun = True
-            self._inside.connection_made(_FramingTransport(self._transport, self._frames))
+            self._inside.connection_made(
+                _FramingTransport(self._transport, self._frames, self._note_may_read)
+            )
+
+    def _note_may_read(self, may_read: bool) -> None:  # noqa: FBT001
+        self._may_read = may_read
+        self.adjust_reading()
+
+    def adjust_reading(self) -> None:
+        """Read from the socket if the connection inside may, and all that was read is processed."""
+        may_read = self._may_read and not self.unprocessed
+        if may_read != self._is_reading and not self._transport.is_closing():
+            self._is_reading = may_read
+            (self._transport.resume_reading if may_read else self._transport.pause_reading)()
+
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self._transport.abort()
 
     def _reject(self, status: int, text: str) -> None:
         headers = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -198,6 +234,7 @@ class WebsocketConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """Unregister the connection."""
+        self.unprocessed = b""
         self._leave()
         if self._has_begun:
             self._inside.connection_lost(error)

@@ -172,7 +172,9 @@ class Receiving:
 
         Return false if there is no room for the first one.
         """
-        link, chosen, contents, total, has_room = self._link, [], [], 0, True
+        link, total, has_room = self._link, 0, True
+        chosen: list[BrokeredMessage] = []
+        contents: list[list[Buffer]] = []
         room = link.session.transfers.peer_window if link.may_send else 0
         try:
             for _ in range(min(len(self._ready), link.credit, room)):

@@ -82,7 +82,9 @@ def of(*composites: Composite, channel: int = 0) -> bytes:
 
 
 # Decoded, each empty list takes 64 times its byte.
-MANY_VALUES = {Symbol("many"): [[] for _ in range(MAX_AMQP_KEPT_VALUES)]}
+MANY_VALUES: dict[Symbol, list[list[Any]]] = {
+    Symbol("many"): [[] for _ in range(MAX_AMQP_KEPT_VALUES)]
+}
 LONG_STATE = Modified(message_annotations={Symbol("long"): "x" * MAX_AMQP_STATE_BYTES})
 NESTED = b"\x45"
 for _ in range(200):
