@@ -366,6 +366,7 @@ CONNECT_TIMEOUT_S: Final = 20.0  # of an operation that has more time than that
 READ_BYTES: Final = 128 * 1024  # at once from a socket, by a client
 LARGE_FRAME_BYTES: Final = 64 * 1024  # from here on a frame is read into memory of its own
 READ_PIECE_BYTES: Final = 8 * 1024  # of AMQP, processed at once: 15 ms in the worst frames
+READ_STEP_MESSAGES: Final = 128  # of a large batch of AMQP, read at once: 15 ms in the worst case
 READ_SLICE_S: Final = 0.01  # of a key in a round of the loop, for the bytes of its AMQP connections
 FRAME_GROWTH: Final = 16  # memory of an incomplete large frame, as a multiple of the bytes received
 SERVER_READ_BYTES: Final = 128 * 1024  # at once by a server, so that one client delays no other

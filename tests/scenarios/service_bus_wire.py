@@ -74,6 +74,8 @@ class Wire:
     def sendall(self, data: bytes) -> None:
         if data:
             self.conversation.receive(data, self.now)
+        while self.conversation.is_unfinished:
+            self.conversation.go_on(self.now)
         self.turn()
 
     def recv(self, _: int) -> bytes:

@@ -49,6 +49,7 @@ from twinbus.limits import (
     MAX_AMQP_LINKS,
     MAX_AMQP_SESSION_LINKS,
     MAX_UNREAD_BYTES,
+    READ_STEP_MESSAGES,
     SERVICE_BUS_FETCH_BYTES,
 )
 from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages, tokens_of
@@ -72,7 +73,8 @@ from twinbus.protocol.keys import Claim
 from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
 from twinbus.server import door, native, pacing
-from twinbus.servicebus.messages import STORED_HEAD, fingerprint
+from twinbus.servicebus import sending
+from twinbus.servicebus.messages import BATCH_FORMAT, STORED_HEAD, fingerprint, read_messages
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000
@@ -329,6 +331,53 @@ def test_a_flood_of_small_frames_lets_other_clients_in_between(
         until(lambda: len(order) == 5)
         assert order == ["flood", "another client", *["flood"] * 3]
         assert flood.manage(QUEUE, "peek-message", SINGLE_PEEK).status == 204
+
+
+def test_a_large_batch_is_read_in_steps_and_later_sends_keep_their_order(
+    site: ServiceBusSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "READ_SLICE_S", 1e-9)  # the first step takes all of its time
+    order: list[str] = []
+
+    def note(messages: Any) -> Any:
+        if not order:
+            asyncio.get_running_loop().call_soon(order.append, "another client")
+        order.append(f"{len(messages)} messages")
+        return read_messages(messages)
+
+    monkeypatch.setattr(sending, "read_messages", note)
+    with SocketPeer(site.door.port) as flood:
+        assert flood.show_token(QUEUE) == 202
+        link = flood.sender(QUEUE)
+        while not link.may_send:
+            flood.read()
+        batch = tuple([encoded(b"first")] * (2 * READ_STEP_MESSAGES + 1))
+        payload = encode_message({SectionKind.DATA: batch})
+        link.send(payload, tag=b"1", message_format=BATCH_FORMAT, is_settled=False)
+        link.send(encoded(b"last"), tag=b"2", is_settled=False)
+        settled_numbers = 0
+        while settled_numbers < 2:
+            outcome = flood.wait_for(OutcomeReported)
+            assert isinstance(outcome.state, Accepted)
+            settled_numbers += len(outcome.deliveries)
+    step = f"{READ_STEP_MESSAGES} messages"
+    assert order == [step, "another client", step, "1 messages", "1 messages"]
+    bodies = site.namespace.ask(Peek(QUEUE, 0, 1000)).column("body").to_pylist()
+    assert bodies == [b"first"] * len(batch) + [b"last"]
+
+
+def test_a_batch_whose_last_message_cannot_be_read_is_rejected_whole(site: ServiceBusSite) -> None:
+    batch = [encoded(b"good")] * (2 * READ_STEP_MESSAGES)
+    payload = encode_message({SectionKind.DATA: (*batch, b"bad")})
+    with SocketPeer(site.door.port) as peer:
+        assert peer.show_token(QUEUE) == 202
+        link = peer.sender(QUEUE)
+        while not link.may_send:
+            peer.read()
+        link.send(payload, tag=b"1", message_format=BATCH_FORMAT, is_settled=False)
+        assert isinstance(peer.wait_for(OutcomeReported).state, Rejected)
+        assert isinstance(peer.send(link, b"next"), Accepted)
+    assert site.namespace.ask(Peek(QUEUE, 0, 1000)).column("body").to_pylist() == [b"next"]
 
 
 # -- bytes that nobody should send -----------------------------------------------------------------

@@ -37,19 +37,29 @@ class Connection:
     def __init__(self, loop: Round, share: str, piece_s: float = SLOW_S) -> None:
         self.loop, self.share, self.piece_s = loop, share, piece_s
         self.unprocessed = b""
+        self.steps = 0  # of the bytes that were processed last
         self.pieces: list[bytes] = []
         self.turns: list[bool] = []
         self.is_reading = True
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self.steps > 0
+
+    def go_on(self) -> None:
+        self.steps -= 1
+        self.loop.now_s += self.piece_s
 
     def process(self, data: bytes, *, may_turn: bool) -> None:
         if data == b"bad":
             raise ValueError
         self.pieces.append(data)
+        self.steps += data.count(b"step")
         self.turns.append(may_turn)
         self.loop.now_s += self.piece_s
 
     def adjust_reading(self) -> None:
-        self.is_reading = not self.unprocessed
+        self.is_reading = not self.unprocessed and not self.steps
 
 
 def text(pieces: int) -> bytes:
@@ -80,6 +90,21 @@ def test_a_key_that_used_its_time_continues_in_the_next_round() -> None:
     loop.next()
     loop.next()
     assert b"".join(slow.pieces) == text(3) + b"more"
+    assert slow.is_reading
+    assert not loop.due
+
+
+def test_work_that_is_unfinished_goes_on_in_later_rounds_before_further_bytes() -> None:
+    loop = Round()
+    slow = Connection(loop, "key")
+    loop.pacer.take(slow, b"step step")
+    assert not slow.is_reading
+    loop.pacer.take(slow, b"more")
+    loop.next()
+    loop.next()
+    assert (slow.steps, slow.pieces) == (0, [b"step step"])
+    loop.next()
+    assert slow.pieces == [b"step step", b"more"]
     assert slow.is_reading
     assert not loop.due
 

@@ -46,8 +46,22 @@ class ServiceBusConnection(ClientConnection):
 
     def process(self, data: bytes, *, may_turn: bool) -> None:
         """Process bytes that the client sent; see `Turns.add` about `may_turn`."""
+        self.conversation.receive(data, now_us())
+        self._follow_up(may_turn=may_turn)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a large batch is not read completely."""
+        return self.conversation.is_unfinished
+
+    def go_on(self) -> None:
+        """Read some more messages of a large batch."""
+        self.conversation.go_on(now_us())
+        self._follow_up(may_turn=False)
+
+    def _follow_up(self, *, may_turn: bool) -> None:
+        """Hand over the requests that bytes of the client caused, and write what they caused."""
         conversation, amqp = self.conversation, self.conversation.amqp
-        conversation.receive(data, now_us())
         if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if conversation.has_requests:
@@ -106,7 +120,8 @@ class ServiceBusConnection(ClientConnection):
 
     def adjust_reading(self) -> None:
         """Read from the socket if the conversation may, and all that was read is processed."""
-        self._read_on(may_read=self.conversation.may_read and not self.unprocessed)
+        is_behind = self.unprocessed or self.is_unfinished
+        self._read_on(may_read=self.conversation.may_read and not is_behind)
 
     def tick(self) -> None:
         """Apply timeouts and changes of keys."""

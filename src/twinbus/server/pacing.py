@@ -1,10 +1,11 @@
 """Divides the time in which the door reads among the keys of its clients.
 
 The event loop reads up to 128 KB from a socket at once. In small frames these bytes can keep the
-loop busy for a fifth of a second, and other clients wait. So the bytes are processed in pieces, and
-each key has READ_SLICE_S in one round of the loop. When its time is over, its connections keep
-their bytes, are not read, and continue in the next round, the longest waiting connection first. The
-connections of an address that have no token yet count as one key.
+loop busy for a fifth of a second, and so can one large batch, while other clients wait. So bytes
+are processed in pieces, large batches are read in steps, and each key has READ_SLICE_S in one round
+of the loop. When its time is over, its connections keep their bytes, are not read, and continue in
+the next round, the longest waiting connection first. The connections of an address that have no
+token yet count as one key.
 
 Everything here runs in the loop of the door.
 """
@@ -23,6 +24,11 @@ class PacedConnection(Protocol):
     unprocessed: bytes  # read from the socket, and kept for a later round
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether `go_on` must be called before further bytes are processed."""
+        ...
+
+    @property
     def share(self) -> str:
         """Whose time the connection uses: that of a key, or of an address."""
         ...
@@ -31,8 +37,12 @@ class PacedConnection(Protocol):
         """Process some bytes; `may_turn`: they are all that was read."""
         ...
 
+    def go_on(self) -> None:
+        """Continue the work of the bytes that were processed last."""
+        ...
+
     def adjust_reading(self) -> None:
-        """Stop reading while there are unprocessed bytes, and read again afterwards."""
+        """Stop reading while there is something left to process, and read again afterwards."""
         ...
 
 
@@ -57,7 +67,7 @@ class Pacer:
 
     def take(self, connection: PacedConnection, data: bytes) -> None:
         """Process bytes that were read, as far as the share of the connection has time."""
-        if connection.unprocessed:  # the transport had read them before it stopped
+        if connection.unprocessed or connection.is_unfinished:  # read before reading stopped
             connection.unprocessed += data
         elif connection.share in self._waiting:
             self._keep(connection, data)
@@ -72,15 +82,18 @@ class Pacer:
 
     def _process(self, connection: PacedConnection, data: bytes, *, is_new: bool = False) -> None:
         size, at = len(data), 0
-        while self._has_time(connection.share):
+        while at < size or connection.is_unfinished:
             share, began = connection.share, self._time_s()
-            piece = data if size <= READ_PIECE_BYTES else data[at : at + READ_PIECE_BYTES]
-            connection.process(piece, may_turn=is_new and piece is data)
-            self._spent_s[share] = self._spent_s.get(share, 0.0) + self._time_s() - began
-            at += len(piece)
-            if at >= size:
+            if not self._has_time(share):
+                self._keep(connection, data[at:])
                 return
-        self._keep(connection, data[at:])
+            if connection.is_unfinished:
+                connection.go_on()
+            else:
+                piece = data if size <= READ_PIECE_BYTES else data[at : at + READ_PIECE_BYTES]
+                connection.process(piece, may_turn=is_new and piece is data)
+                at += len(piece)
+            self._spent_s[share] = self._spent_s.get(share, 0.0) + self._time_s() - began
 
     def _keep(self, connection: PacedConnection, data: bytes) -> None:
         connection.unprocessed = data
@@ -107,6 +120,5 @@ class Pacer:
 
     def _continue(self, connection: PacedConnection) -> None:
         data, connection.unprocessed = connection.unprocessed, b""
-        if data:  # otherwise the connection has ended
-            self._process(connection, data)
-            connection.adjust_reading()
+        self._process(connection, data)  # nothing, if the connection has ended
+        connection.adjust_reading()

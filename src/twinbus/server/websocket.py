@@ -123,6 +123,15 @@ class WebsocketConnection(asyncio.Protocol):
         """Whose time the connection uses."""
         return self._inside.share
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the connection inside must go on."""
+        return self._inside.is_unfinished
+
+    def go_on(self) -> None:
+        """Continue the work of the connection inside."""
+        self._inside.go_on()
+
     def data_received(self, data: bytes) -> None:
         """Process bytes that the client sent, now or in later rounds of the loop."""
         self._door.pacer.take(self, data)
@@ -187,7 +196,7 @@ class WebsocketConnection(asyncio.Protocol):
 
     def adjust_reading(self) -> None:
         """Read from the socket if the connection inside may, and all that was read is processed."""
-        may_read = self._may_read and not self.unprocessed
+        may_read = self._may_read and not self.unprocessed and not self.is_unfinished
         if may_read != self._is_reading and not self._transport.is_closing():
             self._is_reading = may_read
             (self._transport.resume_reading if may_read else self._transport.pause_reading)()

@@ -1,8 +1,9 @@
 """The server's end of a connection of a Service Bus client, without IO.
 
-The driver (server/amqp.py, or a simulation) passes in the bytes that it has read, submits the
-requests that `take_requests` returns, passes in their replies with `answer`, writes the bytes that
-`amqp.take_outgoing` returns, and calls `tick` periodically.
+The driver (server/amqp.py, or a simulation) passes in the bytes that it has read, calls `go_on`
+while a large batch is not read completely, submits the requests that `take_requests` returns,
+passes in their replies with `answer`, writes the bytes that `amqp.take_outgoing` returns, and calls
+`tick` periodically.
 
 A client sends tokens to `$cbs`. The tokens decide which links the client may attach and which
 requests it may make. They are checked again at each request and at each `tick`. The address of a
@@ -16,6 +17,8 @@ Transactions are not supported: the server refuses a link to a coordinator with
 `amqp:not-implemented`, and also deliveries and outcomes that belong to a transaction.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -128,6 +131,8 @@ class ServiceBusConversation:
         self._max_message_bytes = max_message_bytes
         self._cbs = RequestNode(self._work, CBS, _CBS_NAMES, MAX_TOKEN_ANSWERS)
         self._management: dict[str, ManagementNode] = {}  # by the path of the entity
+        self._events: deque[Event] = deque()  # that wait until a large batch is read
+        self._steps: Iterator[None] | None = None  # that are still to be done for this batch
         self._accepting: dict[SenderLink, LinkRequest | None] = {}  # links that wait for a session
 
     def _admitted(self) -> None:
@@ -139,6 +144,18 @@ class ServiceBusConversation:
         """Process bytes that have arrived."""
         self._work.now = now
         self._take(self.amqp.receive(data, now))
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a large batch is not read completely; then `go_on` must be called."""
+        return self._steps is not None
+
+    def go_on(self, now: int) -> None:
+        """Read some more messages of a large batch, then act on the events after it."""
+        self._work.now = now
+        if self._steps is not None and next(self._steps, self) is self:
+            self._steps = None
+            self._take(self.amqp.take_events())
 
     def answer(self, request: LinkRequest, value: Any, now: int) -> None:
         """Process a reply of the broker."""
@@ -196,6 +213,8 @@ class ServiceBusConversation:
 
     def lose(self) -> None:
         """Handle the loss of the connection."""
+        self._steps = None
+        self._events.clear()
         self._take(self.amqp.lose())
 
     def end(self, error: MessagingError, now: int) -> None:
@@ -246,10 +265,13 @@ class ServiceBusConversation:
     # -- events --------------------------------------------------------------------------------
 
     def _take(self, events: list[Event]) -> None:
-        while events:
-            for event in events:
-                self._take_event(event)
-            events = self.amqp.take_events()
+        """Act on events in order; those after a large batch wait until the batch is read."""
+        waiting = self._events
+        waiting += events
+        while waiting and self._steps is None:
+            self._take_event(waiting.popleft())
+            if self.amqp.has_events and not waiting:
+                waiting += self.amqp.take_events()
 
     def _take_event(self, event: Event) -> None:
         if isinstance(event, Delivery):
@@ -283,7 +305,7 @@ class ServiceBusConversation:
             if isinstance(endpoint, Sending | RequestNode):
                 endpoint.renew_credit(event.link)
         elif isinstance(endpoint, Sending):
-            endpoint.take(event)
+            self._steps = endpoint.take(event)
         elif isinstance(endpoint, RequestNode):
             request = endpoint.read(event)
             if request is not None and isinstance(endpoint, ManagementNode):

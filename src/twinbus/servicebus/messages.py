@@ -17,7 +17,7 @@ or by a native client that sends the message again), the field takes precedence 
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -88,14 +88,18 @@ class BodyKind(IntEnum):
 # -- from AMQP ---------------------------------------------------------------------------------
 
 
-def read_messages(payload: Buffer, message_format: int) -> list[BrokeredMessage]:
-    """Return the messages of a transfer: a single one, or those of a batch."""
+def encoded_messages(payload: Buffer, message_format: int) -> Sequence[Buffer]:
+    """Return the messages of a transfer, still encoded: a single one, or those of a batch."""
     if message_format != BATCH_FORMAT:
-        return [_read_plain(payload) or read_message(AmqpMessage(payload))]
-    sections = AmqpMessage(payload).data_sections
+        return [payload]
+    return AmqpMessage(payload).data_sections
+
+
+def read_messages(encoded: Sequence[Buffer]) -> list[BrokeredMessage]:
+    """Return decoded messages."""
     return [
         _read_plain(content) or read_message(AmqpMessage(content))
-        for content in map(bytes, sections)
+        for content in map(bytes, encoded)
     ]
 
 

@@ -1,16 +1,19 @@
 """A link on which a client sends: each delivery becomes one send, which succeeds or fails whole."""
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from twinbus.amqp.decoder import Buffer
 from twinbus.amqp.events import Delivery
 from twinbus.amqp.performatives import ACCEPTED, Rejected
 from twinbus.amqp.receiver_link import ReceiverLink
 from twinbus.errors import MessagingError
-from twinbus.limits import SERVICE_BUS_CREDIT
+from twinbus.limits import READ_STEP_MESSAGES, SERVICE_BUS_CREDIT
+from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Send
 from twinbus.servicebus.conditions import condition_of
-from twinbus.servicebus.messages import read_messages
+from twinbus.servicebus.messages import encoded_messages, read_messages
 from twinbus.servicebus.work import Work
 
 
@@ -26,15 +29,34 @@ class Sending:
         """Give the client credit. Python's SDK ignores credit; other SDKs wait for it."""
         self._link.grant(SERVICE_BUS_CREDIT)
 
-    def take(self, delivery: Delivery) -> None:
-        """Enqueue the messages of a delivery, and report the outcome to the client."""
+    def take(self, delivery: Delivery) -> Iterator[None] | None:
+        """Enqueue the messages of a delivery, and report the outcome to the client.
+
+        Return steps that are still to be done, if the delivery is a large batch.
+        """
         try:
-            messages = read_messages(delivery.payload, delivery.message_format)
-            command = Send(self.path, messages)
+            encoded = encoded_messages(delivery.payload, delivery.message_format)
+            if len(encoded) > READ_STEP_MESSAGES:
+                return self._read_in_steps(delivery.number, encoded)
+            self._enqueue(delivery.number, read_messages(encoded))
         except MessagingError as error:
             self._report(delivery.number, error)
-            return
-        self._work.ask(self.path, command, partial(self._report, delivery.number))
+        return None
+
+    def _read_in_steps(self, number: int, encoded: Sequence[Buffer]) -> Iterator[None]:
+        """Read some messages in each step, and enqueue all in the last one."""
+        messages: list[BrokeredMessage] = []
+        try:
+            for at in range(0, len(encoded), READ_STEP_MESSAGES):
+                messages += read_messages(encoded[at : at + READ_STEP_MESSAGES])
+                yield
+            self._enqueue(number, messages)
+        except MessagingError as error:
+            self._report(number, error)
+
+    def _enqueue(self, number: int, messages: list[BrokeredMessage]) -> None:
+        command = Send(self.path, messages)
+        self._work.ask(self.path, command, partial(self._report, number))
 
     def _report(self, number: int, value: Any) -> None:
         link = self._link
