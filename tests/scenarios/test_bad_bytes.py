@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.soak import bad_bytes_attacks, bad_bytes_values
+from tests.soak import bad_bytes_amqp, bad_bytes_attacks, bad_bytes_values
 from tests.soak.bad_bytes import Attack, Outcome, run
 
 
@@ -17,6 +17,12 @@ def attack(*attacks: Attack) -> Outcome:
 
 def test_bad_bytes_get_the_right_error_and_harm_nobody() -> None:
     outcome = attack(*bad_bytes_attacks.ATTACKS)
+    outcome.check()
+    assert outcome.acknowledged > 10
+
+
+def test_bad_frames_of_amqp_get_the_right_error_and_harm_nobody() -> None:
+    outcome = attack(*bad_bytes_amqp.ATTACKS)
     outcome.check()
     assert outcome.acknowledged > 10
 

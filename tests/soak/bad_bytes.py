@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from tests.soak import bad_bytes_attacks, bad_bytes_values
+from tests.soak import bad_bytes_amqp, bad_bytes_attacks, bad_bytes_values
 from tests.soak.bad_bytes_tools import LARGE, ONCE, POISON, QUEUE, Target, batch_of
 from tests.soak.server_process import Footprint, ServerProcess
 from twinbus import BrokeredMessage, Claim, MessagingError, MessagingFactory, NamespaceManager
@@ -28,7 +28,11 @@ from twinbus.connection import ConnectionString, sign_token
 GROWTH_KB = 64 * 1024
 WARM_UP_ROUNDS = 4  # until each attack has had its first time: caches and free lists are full
 Attack = Callable[[Target], None]
-ATTACKS: tuple[Attack, ...] = (*bad_bytes_attacks.ATTACKS, *bad_bytes_values.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (
+    *bad_bytes_attacks.ATTACKS,
+    *bad_bytes_values.ATTACKS,
+    *bad_bytes_amqp.ATTACKS,
+)
 
 
 @dataclass
