@@ -47,6 +47,7 @@ DESCRIPTION_SUFFIX = "/$Description"  # of the stream that describes an entity o
 SUBSCRIPTIONS = "/Subscriptions/"
 DEFAULT_RULE = "$Default"
 BACKLOG_INFIX = "/x-servicebus-transfer/"
+SCHEDULE_PROPERTY = "x-ms-scheduledenqueuetimeutc"  # of a message in a backlog queue
 FORWARDING = ("forward_to", "forward_dead_lettered_messages_to")  # settings that name a target
 _PATH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _NAME = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")

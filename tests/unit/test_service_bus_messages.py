@@ -1,6 +1,7 @@
 """A message of an SDK stays the same message: through native clients, a divert and the way home."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -8,11 +9,11 @@ import pytest
 from twinbus.amqp.conditions import AmqpError
 from twinbus.amqp.message import AmqpMessage, SectionKind, encode_message, encode_section
 from twinbus.amqp.performatives import Header, Properties
-from twinbus.amqp.types import Int, Symbol, ULong
+from twinbus.amqp.types import Described, Int, Symbol, Timestamp, ULong
 from twinbus.errors import InvalidArgumentError
 from twinbus.limits import MAX_AMQP_ITEMS
 from twinbus.message import BrokeredMessage, MessageState, to_batch, to_messages
-from twinbus.pairing.backlog import diverted, restored
+from twinbus.pairing.backlog import diverted, diverted_messages, restored
 from twinbus.servicebus.encoding import write_message, write_sent
 from twinbus.servicebus.messages import (
     STORED_HEAD,
@@ -77,6 +78,24 @@ def test_sections_are_delivered_byte_for_byte(body: str) -> None:
     delivered = kept(read_message(complete))
     for section in (SectionKind.PROPERTIES, SectionKind.APPLICATION_PROPERTIES, SectionKind.FOOTER):
         assert delivered[section] == complete.raw(section)
+
+
+def test_the_aliases_of_a_diverted_message_have_the_types_that_dotnet_wrote() -> None:
+    message = BrokeredMessage(
+        b"a",
+        session_id="s",
+        time_to_live=timedelta(minutes=1),
+        scheduled_enqueue_time_utc=datetime(2031, 2, 3, 4, 5, 6, 7_890, tzinfo=UTC),
+    )
+    [stored] = diverted_messages([message], "orders")
+    aliases = AmqpMessage(write_sent(stored)).application_properties or {}
+    assert aliases == {
+        "x-ms-path": "orders",
+        "x-ms-sessionid": "s",
+        "x-ms-timetolive": Described(Symbol("com.microsoft:timespan"), 600_000_000),
+        "x-ms-scheduledenqueuetimeutc": Timestamp(1_927_857_906_007),
+    }
+    assert type(aliases["x-ms-scheduledenqueuetimeutc"]) is Timestamp
 
 
 def test_a_field_that_a_native_client_changed_wins_and_the_rest_keeps_its_types() -> None:

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from twinbus import compute as pc
 from twinbus.clock import from_us, moment_us, to_us
+from twinbus.entities import SCHEDULE_PROPERTY
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
@@ -60,21 +61,20 @@ from twinbus.protocol.origins import sender_number
 PATH = "x-ms-path"
 SESSION = "x-ms-sessionid"
 LIFE = "x-ms-timetolive"
-SCHEDULE = "x-ms-scheduledenqueuetimeutc"
 SENDER = "x-twinbus-sender"
 NUMBER = "x-twinbus-number"
 ALIASES: Mapping[str, str] = {  # property name -> its type, a key of PROPERTY_TYPES
     PATH: "str",
     SESSION: "str",
     LIFE: "timedelta",
-    SCHEDULE: "datetime",
+    SCHEDULE_PROPERTY: "datetime",
     SENDER: "str",
     NUMBER: "int",
 }
 ALIASED_COLUMNS = {
     "session_id": SESSION,
     "time_to_live": LIFE,
-    "scheduled_enqueue_time_utc": SCHEDULE,
+    "scheduled_enqueue_time_utc": SCHEDULE_PROPERTY,
 }
 _SEQUENCE_BITS = 50  # room for 10**15 messages in one backlog queue
 UNKNOWN_QUEUE = MAX_BACKLOG_QUEUES  # in place of an index: the backlog queue is not known

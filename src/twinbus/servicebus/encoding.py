@@ -30,6 +30,7 @@ from twinbus.amqp.message import AmqpMessage, SectionKind, encode_section
 from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Described, Int, Symbol, Timestamp
 from twinbus.clock import MICROSECOND, moment_us
+from twinbus.entities import SCHEDULE_PROPERTY
 from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, MessageState, PropertyValue
 from twinbus.servicebus.messages import (
@@ -238,11 +239,12 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
         annotations[Symbol(SCHEDULED)] = timestamp_of(message.scheduled_enqueue_time_utc)
     application = sent.application_properties or {}
     # Native clients cannot see a property whose type they do not have, so they did not remove it.
+    # The schedule of a diverted message is a timestamp, as the paired namespaces of .NET wrote it.
     own = {name: value for name, value in application.items() if native_value(value) is None}
     own |= {
         name: application[name]
         if name in application and native_value(application[name]) == value
-        else amqp_value(value, is_exact=is_exact)
+        else amqp_value(value, is_exact=is_exact and name != SCHEDULE_PROPERTY)
         for name, value in message.application_properties.items()
     }
     header = replace(sent.header or Header(), ttl=_ttl(message))
