@@ -2,7 +2,7 @@
 
 It cuts a connection at the first word of a client after the server has sent much. It silences
 connections as a firewall or a NAT does: both ends stay connected, and nothing passes any more. It
-delays the flow frame with which a server ends a drain.
+delays the flow frame with which a server ends a drain. It may also play a proxy for HTTP.
 """
 
 import socket
@@ -18,8 +18,9 @@ _DELAY_S = 0.5  # for a client that waits for the flow
 class CuttingRelay:
     """Passes bytes on between clients and a server on this machine, one pair of threads each."""
 
-    def __init__(self, server_port: int) -> None:
+    def __init__(self, server_port: int, *, is_proxy: bool = False) -> None:
         self._server_port = server_port
+        self._is_proxy = is_proxy  # clients ask it first to connect them
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._left: int | None = None  # bytes of the server until the next word is the last
@@ -67,6 +68,9 @@ class CuttingRelay:
                 if is_first:
                     self.first_words.append(data)
                     is_first = False
+                    if self._is_proxy:
+                        source.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                        continue
                 self.keep_alives += is_server and data == _EMPTY_FRAME
                 if source in self._silenced:
                     self.swallowed.set()
@@ -93,8 +97,8 @@ class CuttingRelay:
 
 
 @contextmanager
-def cutting_relay(server_port: int) -> Iterator[CuttingRelay]:
-    relay = CuttingRelay(server_port)
+def cutting_relay(server_port: int, *, is_proxy: bool = False) -> Iterator[CuttingRelay]:
+    relay = CuttingRelay(server_port, is_proxy=is_proxy)
     try:
         yield relay
     finally:

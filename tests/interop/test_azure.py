@@ -405,6 +405,22 @@ def test_a_custom_endpoint_is_a_gateway_to_the_namespace(
         assert all(word.startswith(first) for word in relay.first_words)
 
 
+def test_a_proxy_of_the_environment_is_used_with_websockets(
+    bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("websocket", reason="websocket-client is not installed")
+    monkeypatch.setenv("no_proxy", "nowhere.example")  # otherwise local hosts need no proxy
+    with cutting_relay(bus.connection.port, is_proxy=True) as relay:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{relay.port}")
+        connection = replace(bus.connection, tls=True, uses_websockets=True)
+        passes(connection, bus, path)
+        by_amqp = len(relay.first_words)
+        with AzureNamespace(connection, bus.clock) as azure:
+            assert azure.ask(GetRuntimeProperties(path), 10).active_message_count == 0
+        assert 0 < by_amqp < len(relay.first_words)
+        assert all(word.startswith(b"CONNECT localhost:") for word in relay.first_words)
+
+
 def test_a_token_in_place_of_the_key(bus: Site, path: str) -> None:
     from twinbus.connection import sign_token  # noqa: PLC0415 - of this test alone
 

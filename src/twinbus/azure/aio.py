@@ -28,7 +28,6 @@ from azure.servicebus.aio import ServiceBusClient
 from twinbus.azure import client as blocking
 from twinbus.azure.client import PairedWith
 from twinbus.azure.primary import Primary, check_entity
-from twinbus.connection import ConnectionString
 from twinbus.limits import AZURE_REQUEST_S, WORKING_AIO_THREADS
 from twinbus.namespace.azure_sdk import entra_credential
 from twinbus.pairing.pairing import SendAvailabilityPairing
@@ -71,7 +70,7 @@ class PairedServiceBusClient(ServiceBusClient):
         primary: Primary | None = None,  # None: follows from the other arguments
         **kwargs: Any,
     ) -> None:
-        """Make a client of the primary; keyword arguments apply to its receivers."""
+        """Make a client of the primary; keyword arguments are those of the SDK's client."""
         super().__init__(fully_qualified_namespace, credential, **kwargs)
         self._primary = primary or Primary.of_arguments(
             fully_qualified_namespace, credential, kwargs
@@ -87,8 +86,8 @@ class PairedServiceBusClient(ServiceBusClient):
     def from_connection_string(  # type: ignore[override]
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> Self:
-        """Return a client of the primary; keyword arguments apply to its receivers."""
-        primary = Primary(ConnectionString.parse(conn_str))
+        """Return a client of the primary; keyword arguments are those of the SDK's client."""
+        primary = Primary.of_text(conn_str, kwargs)
         options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
         if not primary.connection.uses_entra:
             text = primary.sdk_text()

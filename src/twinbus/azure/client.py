@@ -20,7 +20,6 @@ from twinbus.client.factory import MessagingFactory
 from twinbus.client.manager import NamespaceManager
 from twinbus.client.retry import RetryPolicy
 from twinbus.client.sender import MessageSender
-from twinbus.connection import ConnectionString
 from twinbus.errors import MessagingError
 from twinbus.limits import (
     DEFAULT_BACKLOG_QUEUES,
@@ -99,7 +98,7 @@ class PairedServiceBusClient(ServiceBusClient):
         primary: Primary | None = None,  # None: follows from the other arguments
         **kwargs: Any,
     ) -> None:
-        """Make a client of the primary; keyword arguments apply to its receivers."""
+        """Make a client of the primary; keyword arguments are those of the SDK's client."""
         super().__init__(fully_qualified_namespace, credential, **kwargs)
         primary = primary or Primary.of_arguments(fully_qualified_namespace, credential, kwargs)
         self._pair = Pair(primary, paired_with)
@@ -108,8 +107,8 @@ class PairedServiceBusClient(ServiceBusClient):
     def from_connection_string(  # type: ignore[override] # `paired_with` is required
         cls, conn_str: str, *, paired_with: PairedWith, **kwargs: Any
     ) -> "PairedServiceBusClient":
-        """Return a client of the primary; keyword arguments apply to its receivers."""
-        primary = Primary(ConnectionString.parse(conn_str))
+        """Return a client of the primary; keyword arguments are those of the SDK's client."""
+        primary = Primary.of_text(conn_str, kwargs)
         options: dict[str, Any] = primary.sdk_options() | kwargs | {"paired_with": paired_with}
         if not primary.connection.uses_entra:
             text = primary.sdk_text()

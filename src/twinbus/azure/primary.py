@@ -6,8 +6,9 @@ uses, or this module builds it from the arguments of the SDK's client.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Self
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.servicebus import TransportType
@@ -21,6 +22,7 @@ from twinbus.namespace.azure_sdk import client_options, host_of
 from twinbus.namespace.opening import metered
 
 _SDK_PARTS = ("endpoint", "sharedaccess", "entitypath", "usedevelopmentemulator")
+_OWN_OPTIONS: Final = ("http_proxy", "ssl_context")  # that no connection string can express
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +31,22 @@ class Primary:
 
     connection: ConnectionString
     credential: Any = None  # a TokenCredential; None: the connection has a key or token
+    options: Mapping[str, Any] = field(default_factory=dict)  # for the SDK's client of senders
+
+    @classmethod
+    def of_text(cls, text: str, options: Mapping[str, Any]) -> Self:
+        """Return the primary of a connection string; options of the SDK's client replace parts."""
+        connection = ConnectionString.parse(text)
+        if connection.place is not Place.SERVICE_BUS:  # senders do not use the SDK
+            return cls(connection)
+        return cls(_changed(connection, options), options=_own(options))
 
     @classmethod
     def of_arguments(cls, host: str, credential: Any, options: Mapping[str, Any]) -> Self:
         """Return the primary that the arguments of an SDK client name."""
-        way = options.get("transport_type")
-        verify = options.get("connection_verify")
         shown = {
             "Endpoint": f"sb://{host.partition('://')[2] or host}".rstrip("/"),
             "EntityPath": options.get("entity_name"),
-            "TransportType": "AmqpOverWebsocket" if way is TransportType.AmqpOverWebsocket else "",
-            "CustomEndpoint": options.get("custom_endpoint_address"),
-            "CaFile": verify,
             "UseDevelopmentEmulator": "" if options.get("use_tls", True) else "true",
         }
         is_token = not isinstance(credential, AzureNamedKeyCredential | AzureSasCredential)
@@ -51,7 +57,8 @@ class Primary:
         else:
             shown["Authentication"] = "Entra"
         text = ";".join(f"{name}={value}" for name, value in shown.items() if value)
-        return cls(ConnectionString.parse(text), credential if is_token else None)
+        connection = _changed(ConnectionString.parse(text), options)
+        return cls(connection, credential if is_token else None, _own(options))
 
     @property
     def for_sdk(self) -> ConnectionString:
@@ -90,17 +97,37 @@ class Primary:
     def open_factory(self, retry_policy: RetryPolicy | None) -> MessagingFactory:
         """Return a factory of Twinbus."""
         connection = self.connection
-        if self.credential is None:
+        if self.credential is None and not self.options:
             return MessagingFactory.from_connection_string(
                 connection.to_text(), retry_policy=retry_policy
             )
         return MessagingFactory(
-            metered(AzureNamespace(connection, credential=self.credential), connection),
+            metered(
+                AzureNamespace(connection, credential=self.credential, options=self.options),
+                connection,
+            ),
             name=connection.name,
             address=connection.address,
             connection=connection,
             retry_policy=retry_policy,
         )
+
+
+def _changed(connection: ConnectionString, options: Mapping[str, Any]) -> ConnectionString:
+    """Return a connection string with the options of the SDK's client that it can express."""
+    changes: dict[str, Any] = {}
+    endpoint, way = options.get("custom_endpoint_address"), options.get("transport_type")
+    if endpoint:
+        changes["custom_endpoint"] = endpoint.rpartition("://")[2].rstrip("/")
+    if way is not None or endpoint or options.get("http_proxy"):  # as the SDK chooses
+        changes["uses_websockets"] = way in (None, TransportType.AmqpOverWebsocket)
+    if options.get("connection_verify"):
+        changes["ca_file"] = Path(options["connection_verify"])
+    return replace(connection, **changes)
+
+
+def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in _OWN_OPTIONS if options.get(name)}
 
 
 def check_entity(allowed: str | None, name: str) -> None:

@@ -13,7 +13,7 @@ consumers can detect duplicates.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -85,6 +85,7 @@ class AzureNamespace(Closable):
     """Connects to an Azure Service Bus; opens nothing before the first command.
 
     `credential` is a TokenCredential that replaces the credential of the connection string.
+    `options` are further arguments of the SDK's client, which no connection string can express.
     """
 
     def __init__(
@@ -93,16 +94,18 @@ class AzureNamespace(Closable):
         clock: Clock | None = None,
         *,
         credential: Any = None,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         self._connection = connection
         self._credential = credential
+        self._options = dict(options or {})
         self._clock = clock or SystemClock()
         self._begin()
         on_fork(self._begin)  # a forked process opens its own connections
 
     def _begin(self) -> None:
         arguments = (self._connection, self._clock, self._credential)
-        self._client = open_client(*arguments)
+        self._client = open_client(*arguments, **self._options)
         self._administration = AzureAdministration(*arguments)
         self._workers = Crew("twinbus-azure", AZURE_WORKERS)
         self._waiters = Crew("twinbus-azure-waiting", AZURE_WAITERS)

@@ -147,11 +147,12 @@ def _drops_port(connection: ConnectionString) -> bool:
 
 
 def open_client(
-    connection: ConnectionString, clock: Clock, credential: Any = None
+    connection: ConnectionString, clock: Clock, credential: Any = None, **options: Any
 ) -> ServiceBusClient:
     """Return the SDK's client of a namespace; it connects when a link is first used.
 
-    `credential` replaces the credential of the connection string.
+    `credential` replaces the credential of the connection string. `options` are further arguments
+    of the SDK's client.
     """
     client = ServiceBusClient(
         host_of(connection),
@@ -159,6 +160,7 @@ def open_client(
         retry_total=0,
         use_tls=connection.tls,
         **client_options(connection),
+        **options,
     )
     client._amqp_transport = TypedTransport
     return client
