@@ -34,7 +34,7 @@ from twinbus import RetryPolicy
 from twinbus.azure import PairedServiceBusClient, PairedWith
 from twinbus.azure.aio import PairedServiceBusClient as AsyncPairedServiceBusClient
 from twinbus.connection import ConnectionString, token_for
-from twinbus.errors import InvalidArgumentError
+from twinbus.errors import CommunicationError, InvalidArgumentError, UnauthorizedError
 from twinbus.pairing.backlog import PATH
 from twinbus.pairing.health import HealthState
 from twinbus.testing import Mover
@@ -462,6 +462,39 @@ def test_a_token_that_the_primary_refuses_is_an_error_of_the_sdk(
         pytest.raises(ServiceBusAuthorizationError),
     ):
         sender.send_messages(ServiceBusMessage("a"))
+
+
+def sweepers() -> set[threading.Thread]:
+    """Return the threads that open namespaces at sb:// have, one each."""
+    return {thread for thread in threading.enumerate() if thread.name == "twinbus-azure-sweep"}
+
+
+def test_a_client_that_cannot_be_paired_leaves_nothing_open(shared: Site) -> None:
+    """Otherwise an application that tries again until the secondary is up opens more and more."""
+    before = sweepers()
+    nowhere = "Endpoint=sb://localhost:1;SharedAccessKeyName=no;SharedAccessKey=bm8="
+    paired_with = replace(
+        shared.paired_with(retry_policy=RetryPolicy.once(TRY)),
+        secondary=f"{nowhere};UseDevelopmentEmulator=true",
+    )
+    with pytest.raises(CommunicationError, match="secondary"):
+        PairedServiceBusClient.from_connection_string(shared.text, paired_with=paired_with)
+    until(lambda: sweepers() <= before)
+
+
+@pytest.mark.usefixtures("identity")
+def test_a_client_for_asyncio_that_cannot_be_paired_closes_its_identity(shared: Site) -> None:
+    async def run() -> None:
+        wrong = shared.secondary.connection.replace("SharedAccessKey=", "SharedAccessKey=x")
+        client = AsyncPairedServiceBusClient.from_connection_string(
+            entra_text(shared), paired_with=replace(shared.paired_with(), secondary=wrong)
+        )
+        with pytest.raises(UnauthorizedError):
+            async with client:
+                pass
+
+    asyncio.run(run())
+    assert FakeAsyncIdentity.closed == 1
 
 
 def test_a_client_without_a_secondary_is_refused(shared: Site) -> None:

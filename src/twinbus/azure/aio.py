@@ -132,7 +132,11 @@ class PairedServiceBusClient(ServiceBusClient):
         return None if self._blocking is None else self._blocking.pairing
 
     async def __aenter__(self) -> Self:
-        await self.paired()
+        try:
+            await self.paired()
+        except BaseException:
+            await self.close()
+            raise
         await super().__aenter__()
         return self
 

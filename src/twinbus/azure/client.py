@@ -6,6 +6,7 @@ wrapped in a message of Twinbus (azure_messages.py); a Service Bus gets it uncha
 """
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -46,11 +47,16 @@ class PairedWith:
     ledger: str | Path | None = None
     preserve_order: bool = False
 
-    def options(self) -> SendAvailabilityPairedNamespaceOptions:
-        """Return the options of the pairing, with clients of the secondary."""
+    def options(self, opened: ExitStack) -> SendAvailabilityPairedNamespaceOptions:
+        """Return the options of the pairing, with clients of the secondary, which `opened` closes.
+
+        When the namespaces are paired, the pairing closes these clients.
+        """
         secondary, policy = self.secondary, self.retry_policy
         manager = NamespaceManager.from_connection_string(secondary, retry_policy=policy)
+        opened.callback(manager.close)
         factory = MessagingFactory.from_connection_string(secondary, retry_policy=policy)
+        opened.callback(factory.close)
         return SendAvailabilityPairedNamespaceOptions(
             manager,
             factory,
@@ -68,14 +74,13 @@ class Pair:
     """The paired factory of a primary that applications use through the SDK."""
 
     def __init__(self, primary: Primary, paired_with: PairedWith) -> None:
-        self.factory = primary.open_factory(paired_with.retry_policy)
-        try:
+        with ExitStack() as opened:  # closed if the namespaces cannot be paired
+            self.factory = primary.open_factory(paired_with.retry_policy)
+            opened.callback(self.factory.close)
             self.pairing: SendAvailabilityPairing = self.factory.pair_namespace(
-                paired_with.options()
+                paired_with.options(opened)
             )
-        except BaseException:
-            self.factory.close()
-            raise
+            opened.pop_all()
 
     def close(self) -> None:
         """End the pairing."""
