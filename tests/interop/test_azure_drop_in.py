@@ -309,6 +309,15 @@ def test_a_closed_sender_sends_no_more(shared: Site) -> None:
             sender.send_messages(ServiceBusMessage("a"))
 
 
+def test_a_closed_client_has_no_senders(shared: Site) -> None:
+    with shared.client() as client:
+        sender = client.get_queue_sender("lines")
+    with pytest.raises(ValueError, match="closed"):
+        sender.send_messages(ServiceBusMessage("a"))
+    with pytest.raises(ValueError, match="closed"):
+        client.get_queue_sender("lines")
+
+
 @pytest.mark.parametrize("closes", ["sender", "client"])
 def test_a_closed_sender_for_asyncio_sends_no_more(shared: Site, closes: str) -> None:
     async def run() -> None:

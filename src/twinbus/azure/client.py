@@ -165,7 +165,10 @@ class PairedServiceBusSender(ServiceBusSender):
             use_tls=client._config.use_tls,
             **kwargs,
         )
-        self._sender: MessageSender = client._pair.factory.create_message_sender(name)
+        try:
+            self._sender: MessageSender = client._pair.factory.create_message_sender(name)
+        except MessagingError as error:
+            raise to_sdk_error(error) from error
 
     def __enter__(self) -> Self:
         self._check_live()  # type: ignore[no-untyped-call]
