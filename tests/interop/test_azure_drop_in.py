@@ -410,6 +410,53 @@ def test_a_client_with_a_host_and_a_credential_is_paired(
         assert client.pairing.status() == []
 
 
+@pytest.mark.parametrize("kind", ["key", "signature"])
+def test_a_credential_that_is_updated_is_used_by_senders(
+    shared: Site, identity: ConnectionString, kind: str
+) -> None:
+    given = credential(kind, replace(identity, key="wrong" * 8))
+    with (
+        PairedServiceBusClient(
+            f"localhost:{shared.primary.port}",
+            given,
+            paired_with=shared.paired_with(),
+            use_tls=False,
+        ) as client,
+        client.get_queue_sender("lines") as sender,
+    ):
+        with pytest.raises(ServiceBusAuthorizationError):
+            sender.send_messages(ServiceBusMessage("a"))
+        if kind == "key":
+            given.update(identity.key_name, identity.key)
+        else:
+            given.update(credential(kind, identity).signature)
+        sender.send_messages(ServiceBusMessage("b"))
+        with client.get_queue_receiver("lines") as receiver:
+            assert completed(receiver) == b"b"
+
+
+@pytest.mark.parametrize("kind", ["key", "signature"])
+def test_a_key_or_signature_opens_a_client_for_asyncio(
+    shared: Site, identity: ConnectionString, kind: str
+) -> None:
+    async def run() -> None:
+        async with (
+            AsyncPairedServiceBusClient(
+                f"localhost:{shared.primary.port}",
+                credential(kind, identity),
+                paired_with=shared.paired_with(),
+                use_tls=False,
+            ) as client,
+            client.get_queue_sender("lines") as sender,
+            client.get_queue_receiver("lines") as receiver,
+        ):
+            await sender.send_messages(ServiceBusMessage("a"))
+            [message] = await receiver.receive_messages(1, max_wait_time=10)
+            await receiver.complete_message(message)
+
+    asyncio.run(run())
+
+
 def entra_text(shared: Site) -> str:
     return (
         f"Endpoint=sb://localhost:{shared.primary.port};Name=shop;Authentication=Entra;"

@@ -112,7 +112,7 @@ class PairedServiceBusClient(ServiceBusClient):
                 raise ValueError(_CLOSED)
             if self._blocking is None:
                 primary = self._primary
-                if primary.credential is not None:
+                if hasattr(primary.credential, "get_token"):
                     on_loop = LoopCredential(primary.credential, asyncio.get_running_loop())
                     primary = replace(primary, credential=on_loop)
                 make = partial(

@@ -30,7 +30,7 @@ class Primary:
     """A primary as Twinbus reaches it."""
 
     connection: ConnectionString
-    credential: Any = None  # a TokenCredential; None: the connection has a key or token
+    credential: Any = None  # what the application gave, and may update; None: that of `connection`
     options: Mapping[str, Any] = field(default_factory=dict)  # for the SDK's client of senders
 
     @classmethod
@@ -49,7 +49,6 @@ class Primary:
             "EntityPath": options.get("entity_name"),
             "UseDevelopmentEmulator": "" if options.get("use_tls", True) else "true",
         }
-        is_token = not isinstance(credential, AzureNamedKeyCredential | AzureSasCredential)
         if isinstance(credential, AzureNamedKeyCredential):
             shown["SharedAccessKeyName"], shown["SharedAccessKey"] = credential.named_key
         elif isinstance(credential, AzureSasCredential):
@@ -58,7 +57,7 @@ class Primary:
             shown["Authentication"] = "Entra"
         text = ";".join(f"{name}={value}" for name, value in shown.items() if value)
         connection = _changed(ConnectionString.parse(text), options)
-        return cls(connection, credential if is_token else None, _own(options))
+        return cls(connection, credential, _own(options))
 
     @property
     def for_sdk(self) -> ConnectionString:

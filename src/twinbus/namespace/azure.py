@@ -84,7 +84,7 @@ CAPABILITIES = EVERY_CAPABILITY - {
 class AzureNamespace(Closable):
     """Connects to an Azure Service Bus; opens nothing before the first command.
 
-    `credential` is a TokenCredential that replaces the credential of the connection string.
+    `credential` is one that the SDK accepts; it replaces that of the connection string.
     `options` are further arguments of the SDK's client, which no connection string can express.
     """
 
