@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from tests.contracts.service_bus import Certificate, service_bus
+from tests.contracts.service_bus import Certificate, service_bus_door
 from tests.namespaces import engine_settings
 from twinbus import QueueDescription
 from twinbus.clock import ManualClock
@@ -18,6 +18,7 @@ from twinbus.namespace.azure import AzureNamespace
 from twinbus.namespace.embedded import EmbeddedNamespace
 from twinbus.protocol.commands import Command, CreateEntity
 from twinbus.protocol.requests import Request
+from twinbus.testing.server_faults import FaultyServer
 
 QUEUE = "orders"
 
@@ -43,12 +44,17 @@ class RefusingNamespace(EmbeddedNamespace):
 
 
 class Site:
-    """A server, what it refuses, and a client of it."""
+    """A server, what it refuses, how it fails its connections, and a client of it."""
 
     def __init__(
-        self, broker: RefusingNamespace, connection: ConnectionString, clock: ManualClock
+        self,
+        broker: RefusingNamespace,
+        faults: FaultyServer,
+        connection: ConnectionString,
+        clock: ManualClock,
     ) -> None:
         self.broker = broker
+        self.faults = faults
         self.connection = connection
         self.clock = clock
         self.azure = AzureNamespace(connection, clock)
@@ -78,8 +84,8 @@ def site(folder: Path) -> Iterator[Site]:
     clock = ManualClock(datetime.now(UTC))  # the SDK alone signs tokens by the time of day
     with RefusingNamespace(engine_settings(folder / "namespace"), clock) as broker:
         broker.refusals, broker.counts = {}, {}
-        with service_bus(broker, clock, Certificate(folder)) as connection:
-            made = Site(broker, connection, clock)
+        with service_bus_door(broker, clock, Certificate(folder)) as (door, connection):
+            made = Site(broker, FaultyServer(door), connection, clock)
             try:
                 yield made
             finally:

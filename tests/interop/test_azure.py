@@ -1,5 +1,6 @@
 """A namespace at `sb://`: what is particular about it, beside the contract that it fulfils."""
 
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -7,6 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +17,7 @@ import pytest
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
+from azure.core.credentials import AccessToken
 from azure.servicebus import ServiceBusClient, ServiceBusMessage, ServiceBusSender
 
 from tests.inside import forget_links, links_of
@@ -23,7 +26,7 @@ from tests.interop.bus import properties, take_one
 from tests.interop.cutting_relay import cutting_relay
 from tests.waiting import until
 from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDescription
-from twinbus.connection import ConnectionString
+from twinbus.connection import ConnectionString, token_for
 from twinbus.errors import (
     InvalidArgumentError,
     MissingExtraError,
@@ -437,6 +440,27 @@ def test_an_identity_of_entra_needs_its_package(bus: Site) -> None:
     connection = replace(bus.connection, key="", key_name="", uses_entra=True)
     with pytest.raises(MissingExtraError, match="azure-identity"):
         AzureNamespace(connection)
+
+
+class Identity:
+    """An identity as azure-identity has it; a Twinbus server accepts only tokens of its keys."""
+
+    key: ConnectionString
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        assert scopes == ("https://servicebus.azure.net//.default",)
+        expires_s = int(time.time()) + 3600
+        return AccessToken(token_for(self.key, expires_s), expires_s)
+
+
+def test_an_identity_of_entra_sends_receives_and_settles(
+    bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = ModuleType("azure.identity")
+    package.DefaultAzureCredential = Identity  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "azure.identity", package)
+    monkeypatch.setattr(Identity, "key", bus.connection, raising=False)
+    passes(replace(bus.connection, key="", key_name="", uses_entra=True), bus, path)
 
 
 def test_no_error_shows_the_key(bus: Site) -> None:

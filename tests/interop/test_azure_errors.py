@@ -4,20 +4,24 @@ import http.server
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
 import trustme
+from azure.core.credentials import AccessToken
 
 from tests.inside import open_links
 from tests.interop.azure_site import QUEUE, Site, site
 from twinbus import BrokeredMessage, QueueDescription, errors
-from twinbus.amqp.conditions import AmqpError
+from twinbus.amqp.conditions import AmqpError, Condition, Scope
+from twinbus.connection import ConnectionString
 from twinbus.errors import (
     CommunicationError,
     EntityAlreadyExistsError,
@@ -31,16 +35,18 @@ from twinbus.errors import (
     TransientError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_MESSAGE_BYTES
+from twinbus.limits import MAX_MESSAGE_BYTES, TOKEN_LIFE
 from twinbus.message import tokens_of
 from twinbus.namespace.azure import AzureNamespace
 from twinbus.namespace.azure_errors import CONDITIONS, STATUSES, TABLE, busy_scope, mapped
 from twinbus.pairing.failures import counts_at_once, says_unavailable
 from twinbus.protocol.commands import (
+    Command,
     CreateEntity,
     DeleteEntity,
     Disposition,
     GetEntity,
+    Peek,
     Receive,
     Send,
     Settle,
@@ -197,6 +203,38 @@ def test_a_reset_of_an_idle_connection_is_reopened_once(bus: Site) -> None:
     bus.azure.ask(SINGLE_SEND, 10)
 
 
+ENDS: dict[str, Callable[[Site], object]] = {  # of idle links, by the service
+    "detached": lambda bus: bus.faults.end_links(
+        QUEUE, AmqpError("idle", Condition.DETACH_FORCED, Scope.LINK)
+    ),
+    "closed": lambda bus: bus.faults.close_connections(
+        AmqpError("idle", Condition.CONNECTION_FORCED, Scope.CONNECTION)
+    ),
+    "dropped": lambda bus: bus.faults.drop_connections(),
+    "expired token": lambda bus: bus.clock.advance(2 * TOKEN_LIFE),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "end"),
+    [
+        (command, end)
+        for command in (SINGLE_SEND, Receive(QUEUE), Peek(QUEUE))
+        for end in ENDS
+        if not (isinstance(command, Peek) and end == "detached")  # it has no link of the entity
+    ],
+    ids=lambda item: item if isinstance(item, str) else type(item).__name__,
+)
+def test_an_idle_link_that_the_service_ended_is_reopened_once(
+    bus: Site, command: Command[Any], end: str
+) -> None:
+    bus.azure.ask(command, 10)
+    ended = set(open_links(bus.azure))
+    ENDS[end](bus)
+    bus.azure.ask(command, 10)
+    assert set(open_links(bus.azure)) - ended
+
+
 def test_a_lost_lock_names_its_tokens_and_the_others_are_settled(bus: Site) -> None:
     path = bus.queue("settled")
     bus.azure.ask(Send(path, [BrokeredMessage(b"a"), BrokeredMessage(b"b")]), 10)
@@ -226,10 +264,12 @@ def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
 
 class _Answers(http.server.BaseHTTPRequestHandler):
     status = 200
+    authorization: str | None = None  # of the last request
 
     def _answer(self) -> None:
         content = f"<Error><Code>{self.status}</Code><Detail>refused</Detail></Error>".encode()
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        type(self).authorization = self.headers.get("Authorization")
         self.send_response(self.status)
         self.send_header("Content-Type", "application/xml")
         self.send_header("Content-Length", str(len(content)))
@@ -243,9 +283,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def administration(
-    tmp_path_factory: pytest.TempPathFactory, shared: Site
-) -> Iterator[AzureNamespace]:
+def answering(tmp_path_factory: pytest.TempPathFactory, shared: Site) -> Iterator[ConnectionString]:
+    """Give the connection string of an administration API that answers as a test says."""
     folder: Path = tmp_path_factory.mktemp("administration")
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
@@ -255,12 +294,38 @@ def administration(
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    where = replace(shared.connection, port=server.server_port, ca_file=folder / "ca.pem")
-    with AzureNamespace(where) as azure:
-        yield azure
+    yield replace(shared.connection, port=server.server_port, ca_file=folder / "ca.pem")
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def administration(answering: ConnectionString) -> Iterator[AzureNamespace]:
+    with AzureNamespace(answering) as azure:
+        yield azure
+
+
+class Identity:
+    """An identity as azure-identity has it."""
+
+    scopes: tuple[str, ...] = ()  # for which the last token was asked
+
+    def get_token(self, *scopes: str, **_: Any) -> AccessToken:
+        self.scopes = scopes
+        return AccessToken("a.web.token", int(time.time()) + 3600)
+
+
+def test_management_shows_the_token_of_an_identity_of_entra(answering: ConnectionString) -> None:
+    _Answers.status = 404
+    identity = Identity()
+    with (
+        AzureNamespace(answering, credential=identity) as azure,
+        pytest.raises(EntityNotFoundError),
+    ):
+        azure.ask(DeleteEntity("news/Subscriptions/eu"), 10)
+    assert _Answers.authorization == "Bearer a.web.token"
+    assert identity.scopes == ("https://servicebus.azure.net//.default",)
 
 
 @pytest.mark.parametrize("status", STATUSES)
