@@ -6,7 +6,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from azure.core.credentials import AccessToken
 
 from tests.inside import open_links
 from tests.interop.azure_site import QUEUE, Site, site
-from twinbus import BrokeredMessage, QueueDescription, errors
+from twinbus import BrokeredMessage, MessagingFactory, QueueDescription, RetryPolicy, errors
 from twinbus.amqp.conditions import AmqpError, Condition, Scope
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
@@ -35,7 +37,7 @@ from twinbus.errors import (
     TransientError,
     UnauthorizedError,
 )
-from twinbus.limits import MAX_MESSAGE_BYTES, TOKEN_LIFE
+from twinbus.limits import MAX_MESSAGE_BYTES, SERVER_BUSY_RETRY_S, TOKEN_LIFE
 from twinbus.message import tokens_of
 from twinbus.namespace.azure import AzureNamespace
 from twinbus.namespace.azure_errors import CONDITIONS, STATUSES, TABLE, busy_scope, mapped
@@ -251,6 +253,29 @@ def test_a_busy_entity_is_the_scope_where_the_text_names_it(bus: Site) -> None:
     assert failure(bus).scope == QUEUE
     bus.refuse(Send, ServerBusyError("the namespace is busy", scope=""))
     assert failure(bus).scope == ""
+
+
+@pytest.mark.parametrize("scope", [QUEUE, ""], ids=["entity", "namespace"])
+def test_a_busy_service_closes_the_gate_of_its_scope_for_ten_seconds(bus: Site, scope: str) -> None:
+    other = bus.fresh_queue()
+    once = RetryPolicy.once(timedelta(seconds=10))
+    with MessagingFactory.from_connection_string(
+        bus.connection.to_text(), clock=bus.clock, retry_policy=once
+    ) as factory:
+        sender, beside = (factory.create_message_sender(path) for path in (QUEUE, other))
+        busy = f"{scope or 'the namespace'} is busy"
+        bus.refuse(Send, ServerBusyError(busy, scope=scope))
+        with pytest.raises(ServerBusyError):
+            sender.send(BrokeredMessage(b"refused"))
+        bus.relent()
+        with pytest.raises(ServerBusyError):
+            sender.send(BrokeredMessage(b"not even sent"))
+        assert bus.count(Send) == 0
+        with pytest.raises(ServerBusyError) if not scope else nullcontext():
+            beside.send(BrokeredMessage(b"beside"))
+        bus.clock.advance(timedelta(seconds=SERVER_BUSY_RETRY_S))
+        sender.send(BrokeredMessage(b"later"))
+        assert bus.count(Send) == (2 if scope else 1)
 
 
 def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
