@@ -29,10 +29,12 @@ from twinbus.errors import (
     EntityAlreadyExistsError,
     EntityNotFoundError,
     FaultOwner,
+    InvalidOperationError,
     MessageLockLostError,
     MessageSizeExceededError,
     MessagingError,
     OperationTimeoutError,
+    QuotaExceededError,
     ServerBusyError,
     TransientError,
     UnauthorizedError,
@@ -287,12 +289,18 @@ def test_a_throttled_namespace_is_the_scope_where_the_text_names_none() -> None:
 # -- the administration API ------------------------------------------------------------------------
 
 
+CREATE = CreateEntity(QueueDescription(path="new"))
+
+
 class _Answers(http.server.BaseHTTPRequestHandler):
     status = 200
+    detail = "refused"
     authorization: str | None = None  # of the last request
 
     def _answer(self) -> None:
-        content = f"<Error><Code>{self.status}</Code><Detail>refused</Detail></Error>".encode()
+        content = (
+            f"<Error><Code>{self.status}</Code><Detail>{self.detail}</Detail></Error>".encode()
+        )
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         type(self).authorization = self.headers.get("Authorization")
         self.send_response(self.status)
@@ -342,7 +350,7 @@ class Identity:
 
 
 def test_management_shows_the_token_of_an_identity_of_entra(answering: ConnectionString) -> None:
-    _Answers.status = 404
+    _Answers.status, _Answers.detail = 404, "refused"
     identity = Identity()
     with (
         AzureNamespace(answering, credential=identity) as azure,
@@ -357,11 +365,35 @@ def test_management_shows_the_token_of_an_identity_of_entra(answering: Connectio
 def test_a_status_of_the_administration_api_is_the_error_of_its_row(
     administration: AzureNamespace, status: int
 ) -> None:
-    _Answers.status = status
+    _Answers.status, _Answers.detail = status, "refused"
     with pytest.raises(MessagingError) as caught:
-        administration.ask(DeleteEntity("news/Subscriptions/eu"), 10)
+        administration.ask(CREATE, 10)
     assert type(caught.value) is STATUSES[status].kind
     assert "refused" in caught.value.text
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "detail", "kind"),
+    [
+        (CREATE, 403, "SubCode=40300. No more entities", QuotaExceededError),
+        (CREATE, 403, "SubCode=40301. Not in this state", InvalidOperationError),
+        (CREATE, 409, "SubCode=40900. It exists", EntityAlreadyExistsError),
+        (CREATE, 409, "SubCode=40901. Another operation is in progress", TransientError),
+        (DeleteEntity("news/Subscriptions/eu"), 409, "SubCode=40900. Conflict", TransientError),
+    ],
+)
+def test_a_status_with_several_meanings_is_the_error_of_its_request_and_sub_code(
+    administration: AzureNamespace,
+    command: Command[Any],
+    status: int,
+    detail: str,
+    kind: type[MessagingError],
+) -> None:
+    _Answers.status, _Answers.detail = status, detail
+    with pytest.raises(MessagingError) as caught:
+        administration.ask(command, 10)
+    assert type(caught.value) is kind
+    assert detail in caught.value.text
 
 
 def test_a_failure_that_no_row_describes_is_a_messaging_error_that_counts() -> None:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import unescape
+from http import HTTPStatus
 from typing import Any, Final
 
 from azure.core import exceptions as core
@@ -105,16 +106,21 @@ TABLE: Final[Mapping[type[BaseException], MappedFailure]] = {  # the first match
 STATUSES: Final[Mapping[int, MappedFailure]] = {  # of the administration API
     400: MappedFailure(e.InvalidArgumentError),
     401: MappedFailure(e.UnauthorizedError),
-    403: MappedFailure(e.UnauthorizedError),
+    403: MappedFailure(e.QuotaExceededError),
     404: MappedFailure(e.EntityNotFoundError),
     408: MappedFailure(e.OperationTimeoutError),
-    409: MappedFailure(e.EntityAlreadyExistsError),
+    409: MappedFailure(e.EntityAlreadyExistsError),  # of a creation
     410: MappedFailure(e.EntityNotFoundError),
     429: MappedFailure(e.ServerBusyError),
     500: MappedFailure(e.TransientError),
     502: MappedFailure(e.TransientError),
     503: MappedFailure(e.ServerBusyError),
     504: MappedFailure(e.OperationTimeoutError),
+}
+_CONFLICT: Final = MappedFailure(e.TransientError)  # with another operation on the same entity
+SUB_CODES: Final[Mapping[str, MappedFailure]] = {  # in the text of an answer
+    "SubCode=40301": _WRONG,
+    "SubCode=40901": _CONFLICT,
 }
 _OWN: Final[Mapping[type[BaseException], MappedFailure]] = {  # what Twinbus raises on a link
     e.OperationTimeoutError: _SILENT,
@@ -133,13 +139,25 @@ def mapped(error: BaseException) -> MappedFailure:
         return CONDITIONS[condition]
     status: Any = getattr(error, "status_code", None)
     if isinstance(error, core.HttpResponseError) and status in STATUSES:
-        return STATUSES[status]
+        return _of_answer(error)
     if type(error) is sdk.ServiceBusError and condition:
         return _LOST if condition in _OF_CLIENT else _UNFIT
     for kind, row in TABLE.items():
         if isinstance(error, kind):
             return row
     return _UNKNOWN
+
+
+def _of_answer(error: core.HttpResponseError) -> MappedFailure:
+    """Return the row of an answer of the administration API, as the SDKs of Azure decide it."""
+    for sub_code, row in SUB_CODES.items():
+        if sub_code in str(error):
+            return row
+    request: Any = getattr(error.response, "request", None)
+    is_creation = request is None or (request.method == "PUT" and "If-Match" not in request.headers)
+    if error.status_code == HTTPStatus.CONFLICT and not is_creation:
+        return _CONFLICT
+    return STATUSES[error.status_code or 0]
 
 
 _OF_CLIENT: Final = frozenset(("amqp:client-error", "amqp:unknown-error", "amqp:socket-error"))
