@@ -19,6 +19,9 @@ from twinbus.amqp.performatives import Header, Properties
 from twinbus.amqp.types import Int, Symbol
 from twinbus.errors import InvalidArgumentError
 from twinbus.message import BrokeredMessage, MessageState
+from twinbus.pairing.backlog import diverted_messages
+from twinbus.protocol.commands import Origin
+from twinbus.protocol.origins import sender_source
 from twinbus.servicebus import encoding
 from twinbus.servicebus.encoding import write_message
 from twinbus.servicebus.messages import _read_plain, read_message
@@ -103,6 +106,27 @@ def long_way(message: BrokeredMessage) -> bytes:
 def test_a_delivery_has_the_same_bytes_either_way(message: BrokeredMessage) -> None:
     short = encoding._write_plain(message)
     assert short is None or b"".join(short) == long_way(message)
+
+
+PROPERTIES = messages.map(lambda message: message.application_properties)
+SIMPLE = st.builds(
+    BrokeredMessage, body=BODIES, message_id=PLAIN_IDS, application_properties=PROPERTIES
+)
+
+
+@given(SIMPLE | NATIVE | SENT)
+@replayed
+def test_a_message_to_be_sent_has_the_same_bytes_either_way(message: BrokeredMessage) -> None:
+    short = encoding._write_simple(message)
+    if short is not None:
+        assert short == encoding._write_sent(message)
+
+
+def test_a_diverted_message_has_a_short_way() -> None:
+    due = datetime(2030, 1, 1, microsecond=1, tzinfo=UTC)
+    message = BrokeredMessage(b"a", session_id="s", scheduled_enqueue_time_utc=due)
+    [stored] = diverted_messages([message], "orders", Origin(sender_source(7), [1]))
+    assert encoding._write_simple(stored) == encoding._write_sent(stored)
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def open_administration(
 
 
 class _PayloadMessage(Message):
-    """A message as the SDK decodes it, with its encoded bytes."""
+    """A message of the SDK with its encoded bytes."""
 
     payload: Payload
 
@@ -235,6 +235,18 @@ class _Monitor:
             self.is_drained = True
 
 
+def _transfer_payloads(session: Any) -> None:
+    """Let a session of the SDK transfer the bytes of messages that are encoded already."""
+    transfer = session._outgoing_transfer
+
+    def outgoing_transfer(delivery: Any, trace: Any) -> None:
+        if isinstance(delivery.message, _PayloadMessage):
+            delivery.frame["payload"] = delivery.message.payload
+        transfer(delivery, trace)
+
+    session._outgoing_transfer = outgoing_transfer
+
+
 _OPENING_S = 0.5  # how long to keep opening a link before the SDK checks its deadline
 
 
@@ -250,10 +262,15 @@ def _is_ready(client_ready: Callable[[], bool]) -> bool:
 
 
 class _QuickClient(SendClient):
-    """The SDK's client of a sender; opens without sleeping."""
+    """The SDK's client of a sender; opens without sleeping, and sends payloads as they are."""
 
     def client_ready(self) -> bool:
         return _is_ready(super().client_ready)
+
+    def _client_ready(self) -> bool:
+        if self._link is None:
+            _transfer_payloads(self._session)
+        return bool(super()._client_ready())  # type: ignore[no-untyped-call]
 
 
 class _LinklessClient(AMQPClient):
@@ -421,6 +438,7 @@ class _Outgoing:
 
 def send_message(sender: ServiceBusSender, message: Message, timeout_s: float) -> None:
     """Send a message of the SDK unchanged; return when it is durable."""
+    sender._check_live()  # type: ignore[no-untyped-call] # it would open a closed link again
     sender._do_retryable_operation(
         sender._send,
         message=_Outgoing(message),
@@ -428,6 +446,11 @@ def send_message(sender: ServiceBusSender, message: Message, timeout_s: float) -
         operation_requires_timeout=True,
         require_last_exception=True,
     )
+
+
+def send_payload(sender: ServiceBusSender, payload: Payload, timeout_s: float) -> None:
+    """Send an encoded message; return when it is durable."""
+    send_message(sender, _with_payload(Message(), payload), timeout_s)
 
 
 def batch_of(

@@ -26,7 +26,14 @@ from twinbus.namespace.azure_errors import to_messaging_error
 from twinbus.namespace.azure_links import AzureLink
 from twinbus.namespace.azure_messages import SdkMessage
 from twinbus.namespace.azure_messages import encoded as encode_sdk
-from twinbus.namespace.azure_sdk import Payload, batch_limit, batch_of, schedule, send_message
+from twinbus.namespace.azure_sdk import (
+    Payload,
+    batch_limit,
+    batch_of,
+    schedule,
+    send_message,
+    send_payload,
+)
 from twinbus.protocol.commands import Origin, Send, SendReceipt
 from twinbus.protocol.origins import ORIGIN_PROPERTY, OriginKind, message_id_of, origin_kind
 from twinbus.protocol.remainder import ACCEPTED
@@ -54,6 +61,9 @@ def send(link: AzureLink, command: Send, timeout_s: float) -> SendReceipt:
             left_s = _time_left(deadline, command.path, len(numbers))
             if is_scheduled:
                 numbers += schedule(link.sdk, batch, left_s)
+            elif len(batch) == 1:
+                send_payload(link.sdk, batch[0][1], left_s)
+                numbers.append(0)
             else:
                 link.sdk.send_messages(batch_of(batch, limit), timeout=left_s)
                 numbers += [0] * len(batch)

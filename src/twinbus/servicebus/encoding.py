@@ -185,6 +185,33 @@ def _plain_sections(message: BrokeredMessage) -> tuple[bytes | None, bytes, byte
     )
 
 
+def _write_simple(message: BrokeredMessage) -> bytes | None:
+    """Write a message to be sent that has only an id and properties; None if it has more.
+
+    Most diverted messages are of this form: their other fields became properties.
+    """
+    if (
+        message.amqp is not None
+        or not message.message_id
+        or message.time_to_live is not None
+        or _FIELDS_BESIDE_ID(message) != _UNSET
+    ):
+        return None
+    application = {
+        name: amqp_value(value, is_exact=name != SCHEDULE_PROPERTY)
+        for name, value in message.application_properties.items()
+    }
+    return b"".join(
+        (
+            _PROPERTIES,
+            write_compound(0xC0, 1, write_string(message.message_id)),
+            encode_section(SectionKind.APPLICATION_PROPERTIES, application) if application else b"",
+            _DATA,
+            write_binary(message.body),
+        )
+    )
+
+
 @lru_cache(maxsize=256)  # of few bytes each; most messages of an application have the same header
 def _header(sent: bytes | None, ttl: int | None, delivery_count: int) -> bytes:
     """Return the header of a delivery, made from that of the sender."""
@@ -247,9 +274,12 @@ def _native_sections(message: BrokeredMessage, sent: AmqpMessage, is_exact: bool
         else amqp_value(value, is_exact=is_exact and name != SCHEDULE_PROPERTY)
         for name, value in message.application_properties.items()
     }
-    header = replace(sent.header or Header(), ttl=_ttl(message))
+    header, ttl = sent.header, _ttl(message)
+    if header is not None or ttl is not None:
+        header = replace(header or Header(), ttl=ttl)
     kept = (SectionKind.DELIVERY_ANNOTATIONS, SectionKind.FOOTER)
-    pieces: list[Buffer] = [header.encode(), properties.encode()]
+    pieces: list[Buffer] = [] if header is None else [header.encode()]
+    pieces.append(properties.encode())
     pieces += [section for name in kept if (section := sent.raw(name)) is not None]
     if annotations:
         pieces.append(encode_section(SectionKind.MESSAGE_ANNOTATIONS, annotations))
@@ -348,6 +378,11 @@ def _body(message: BrokeredMessage, kind: BodyKind, sent: AmqpMessage) -> list[B
 
 def write_sent(message: BrokeredMessage) -> bytes:
     """Return a message as a Service Bus client sends it."""
+    return _write_simple(message) or _write_sent(message)
+
+
+def _write_sent(message: BrokeredMessage) -> bytes:
+    """Write any message to be sent: the general path."""
     kind, sent = _sections_of(message, is_exact=True)
     before = [section for name in OTHER_SECTIONS[:-1] if (section := sent.raw(name)) is not None]
     footer = sent.raw(SectionKind.FOOTER) or b""
