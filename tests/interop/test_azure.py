@@ -29,6 +29,7 @@ from twinbus import BrokeredMessage, MessagingFactory, NamespaceManager, QueueDe
 from twinbus.connection import ConnectionString, token_for
 from twinbus.errors import (
     InvalidArgumentError,
+    MessagingError,
     MissingExtraError,
     NamespaceClosedError,
     OperationTimeoutError,
@@ -36,7 +37,7 @@ from twinbus.errors import (
 )
 from twinbus.limits import UNLIMITED
 from twinbus.message import application_values, to_batch, to_messages
-from twinbus.namespace import azure_links, azure_receiving
+from twinbus.namespace import azure_links, azure_receiving, azure_sdk
 from twinbus.namespace.azure import CAPABILITIES, AzureNamespace
 from twinbus.pairing.backlog_queues import describe_backlog_queue
 from twinbus.pairing.identity import PrimaryIdentity
@@ -100,6 +101,21 @@ def started(bus: Site, command: Receive) -> "Future[Any]":
 
 
 # -- sending ---------------------------------------------------------------------------------------
+
+
+def test_a_send_fails_if_the_sdk_sent_the_message_without_its_content(
+    bus: Site, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave_unchanged(session: object) -> None:
+        del session
+
+    monkeypatch.setattr(azure_sdk, "_transfer_payloads", leave_unchanged)
+    with (
+        closing(AzureNamespace(bus.connection, bus.clock)) as azure,
+        pytest.raises(MessagingError, match="sent a message without its content") as raised,
+    ):
+        azure.ask(Send(path, [BrokeredMessage(b"two coffees")]), 10)
+    assert not raised.value.is_transient
 
 
 def test_every_type_of_property_survives_the_way_there_and_back(bus: Site, path: str) -> None:

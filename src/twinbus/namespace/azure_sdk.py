@@ -52,7 +52,7 @@ from azure.servicebus.management import ServiceBusAdministrationClient
 
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString, sign_token
-from twinbus.errors import MissingExtraError, OperationTimeoutError
+from twinbus.errors import MessagingError, MissingExtraError, OperationTimeoutError
 from twinbus.limits import (
     AZURE_KEEP_ALIVE_S,
     AZURE_REQUEST_S,
@@ -190,6 +190,12 @@ class _PayloadMessage(Message):
     payload: Payload
 
 
+class _EncodedMessage(_PayloadMessage):
+    """A message to send that Twinbus has encoded; for the SDK it has no sections."""
+
+    is_transferred = False  # whether the SDK has transferred these bytes
+
+
 def _with_payload(message: Message, payload: Payload) -> _PayloadMessage:
     kept = _PayloadMessage(*message)
     kept.payload = payload
@@ -235,13 +241,22 @@ class _Monitor:
             self.is_drained = True
 
 
+_EMPTY_MESSAGE = (
+    "the installed version of azure-servicebus sent a message without its content, because its "
+    "private parts have changed. The message was not acknowledged. Install the version that "
+    "requirements/azure.txt of Twinbus names, and send the message again"
+)
+
+
 def _transfer_payloads(session: Any) -> None:
     """Let a session of the SDK transfer the bytes of messages that are encoded already."""
     transfer = session._outgoing_transfer
 
     def outgoing_transfer(delivery: Any, trace: Any) -> None:
-        if isinstance(delivery.message, _PayloadMessage):
-            delivery.frame["payload"] = delivery.message.payload
+        message = delivery.message
+        if isinstance(message, _EncodedMessage):
+            delivery.frame["payload"] = message.payload
+            message.is_transferred = True
         transfer(delivery, trace)
 
     session._outgoing_transfer = outgoing_transfer
@@ -450,7 +465,11 @@ def send_message(sender: ServiceBusSender, message: Message, timeout_s: float) -
 
 def send_payload(sender: ServiceBusSender, payload: Payload, timeout_s: float) -> None:
     """Send an encoded message; return when it is durable."""
-    send_message(sender, _with_payload(Message(), payload), timeout_s)
+    message = _EncodedMessage()
+    message.payload = payload
+    send_message(sender, message, timeout_s)
+    if not message.is_transferred:
+        raise MessagingError(_EMPTY_MESSAGE)
 
 
 def batch_of(
