@@ -14,6 +14,7 @@ from tests.contracts.pairing_words import (
     HOUR,
     INVOICES,
     MINUTE,
+    NEWS,
     ORDERS,
     Pair,
     bodies,
@@ -46,13 +47,14 @@ def owed(pair: Pair) -> list[Any]:
     return postponed_cancellations(pair.pairing)
 
 
-def test_a_cancellation_owed_to_the_primary_is_done_when_it_is_back(local: Pair) -> None:
+@pytest.mark.parametrize("path", [ORDERS, NEWS])
+def test_a_cancellation_owed_to_the_primary_is_done_when_it_is_back(local: Pair, path: str) -> None:
     local.begin(failover_interval=AT_ONCE)
-    owe(local, ORDERS)
-    assert bodies(local.primary.peek()) == [ORDERS]
+    owe(local, path)
+    assert bodies(local.primary.peek(path)) == [path]
     local.heal()
     local.pass_time(MINUTE)
-    assert (local.primary.peek(), local.backlog(), owed(local)) == ([], [], [])
+    assert (local.primary.peek(path), local.backlog(), owed(local)) == ([], [], [])
 
 
 def test_a_cancellation_owed_is_done_when_the_path_is_marked(local: Pair) -> None:

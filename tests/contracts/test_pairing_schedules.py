@@ -14,6 +14,7 @@ from tests.contracts.pairing_words import (
     OF_EVERY_TYPE,
     ORDERS,
     PRIMARY,
+    SUBSCRIPTION,
     TICK,
     Pair,
     backlog,
@@ -114,6 +115,19 @@ def test_it_can_be_cancelled_after_it_has_gone_home(pair: Pair) -> None:
     assert sorted(pair.primary.take()) == ["2", "first"]
     with pytest.raises(MessageNotFoundError):
         sender.cancel_scheduled(two)
+
+
+def test_a_message_to_a_topic_can_be_cancelled_after_it_has_gone_home(pair: Pair) -> None:
+    pair.begin(failover_interval=AT_ONCE)
+    pair.fail_over(NEWS)
+    sender = pair.sender(NEWS)
+    first, _ = sender.schedule(messages("1", "2"), pair.clock.now() + HOUR)
+    pair.bring_home()
+    pair.heal()
+    pair.pairing.mark_path_healthy(NEWS)
+    sender.cancel_scheduled(first)
+    pair.pass_time(HOUR)
+    assert sorted(pair.primary.take(SUBSCRIPTION)) == ["2", "first"]
 
 
 def test_cancelling_a_diverted_message_twice_is_refused(pair: Pair) -> None:

@@ -231,6 +231,16 @@ def test_a_message_scheduled_on_a_topic_reaches_subscriptions_in_time(world: Wor
     assert take(world, sport) == ["a"]
 
 
+def test_the_scheduled_messages_of_a_topic_can_be_browsed(world: World) -> None:
+    topic(world)
+    sport = subscription(world, "sport")
+    send(world, in_minutes(world, 10, "later"), "now", path="news")
+    (found,) = peek(world, "news")
+    assert (found.body, found.state) == (b"later", MessageState.SCHEDULED)
+    world.wait(minutes=10)
+    assert (peek(world, "news"), take(world, sport)) == ([], ["now", "later"])
+
+
 def test_a_message_scheduled_on_a_topic_can_be_cancelled(world: World) -> None:
     topic(world)
     sport = subscription(world, "sport")

@@ -358,7 +358,10 @@ def _batches(receiver: MessageReceiver, most: int | None, wait: timedelta) -> It
 )
 @talks_to_namespace
 def peek(settings: Settings, path: str, most: int, first: int) -> None:
-    """Browse messages of PATH without locking or removing them."""
+    """Browse messages of PATH without locking or removing them.
+
+    Of a topic, these are its scheduled messages; all others are in its subscriptions.
+    """
     with settings.factory() as factory, factory.create_message_receiver(path) as receiver:
         _print(receiver.peek(first, most), settings)
 

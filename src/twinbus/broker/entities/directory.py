@@ -71,6 +71,11 @@ class Directory:
             path=path,
         )
 
+    def browsed(self, path: str) -> tuple[Entity, Queue]:
+        """Return an entity and its queue to browse; that of a topic has scheduled messages."""
+        entity = self.find(path) if isinstance(path, str) else None
+        return (entity, entity.queue) if isinstance(entity, Topic) else self.queue(path)
+
     def metered_path(self, path: str) -> str:
         """Return the path under which operations are metered: an unknown path becomes ""."""
         name = path.lower()

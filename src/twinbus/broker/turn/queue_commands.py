@@ -104,7 +104,10 @@ class QueueCommands:
         """Return messages without locking them."""
         if command.session_id is not None:
             self._with_sessions(command.path)
-        return self._queue(command.path, now).peek(command)
+        entity, queue = self._directory.browsed(command.path)
+        entity.note_use(now)
+        queue.touch()
+        return queue.peek(command)
 
     def delete_messages(
         self, command: c.DeleteMessages, _: Request, now: int, commit: Commit
