@@ -24,6 +24,7 @@ DRAWN_IDS: Final = 256  # ids drawn at once: a draw is a system call, in which t
 SHOWN_CHARACTERS: Final = 40  # of a wrong text, in an error
 SHOWN_SCHEME_LETTERS: Final = 8  # of an unknown endpoint; a longer text may be part of a key
 PING_CONTENT_TYPE: Final = "application/vnd.ms-servicebus-ping"
+PING_ROOM_SHARE: Final = 10  # a ping needs a tenth of the entity, or room for the largest message
 
 # Entities
 MAX_PATH_CHARACTERS: Final = 260  # as in Service Bus

@@ -27,6 +27,7 @@ from tests.contracts.pairing_words import (
 from twinbus import (
     MessagingError,
     MessagingFactory,
+    QueueDescription,
     ServerBusyError,
     UnauthorizedError,
 )
@@ -183,6 +184,20 @@ def test_pings_stop_when_the_entity_is_back(pair: Pair, by_hand: bool) -> None:
     sent = len(pair.primary.tap.pings())
     pair.pass_time(hours=2)
     assert len(pair.primary.tap.pings()) == sent
+
+
+def test_a_full_entity_stays_failed_over_until_it_has_room(pair: Pair) -> None:
+    pair.primary.root.create_queue(QueueDescription(path="small", max_size_in_megabytes=1))
+    pair.begin(failover_interval=AT_ONCE)
+    large = "x" * 250 * 1024
+    for _ in range(5):  # the last one does not fit
+        pair.send(large, path="small")
+    pair.pass_time(MINUTE)
+    pair.send("small", path="small")
+    assert (len(pair.diverted()), pair.state("small")) == (2, HealthState.FAILED_OVER)
+    pair.primary.take("small")
+    pair.pass_time(MINUTE)
+    pair.wait_for(Returned)
 
 
 @pytest.mark.parametrize("fault", Fault)

@@ -44,9 +44,10 @@ from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
     NamespaceClosedError,
+    QuotaExceededError,
 )
 from twinbus.namespace.server import ServerNamespace
-from twinbus.protocol.commands import CreateEntity, ListEntities
+from twinbus.protocol.commands import CreateEntity, ListEntities, Send
 
 # -- when pairing returns --------------------------------------------------------------------------
 
@@ -251,6 +252,14 @@ def test_a_secondary_factory_that_may_not_send_fails_the_pairing(servers: Pair) 
         servers.primary.factory.pair_namespace(options)
     assert_nothing_is_half_made(servers)
     deaf.close()
+
+
+def test_full_backlog_queues_keep_no_factory_from_being_paired(pair: Pair) -> None:
+    pair.secondary.tap.refuse(QuotaExceededError("full"), Send)
+    pair.begin(failover_interval=AT_ONCE)
+    pair.secondary.tap.relent()
+    pair.fail_over(ORDERS, "a")
+    assert pair.diverted() == ["a"]
 
 
 def test_a_secondary_that_cannot_be_reached_fails_the_pairing(servers: Pair) -> None:

@@ -22,11 +22,16 @@ from tests.contracts.words import (
     topic,
 )
 from twinbus.entities import EntityStatus
-from twinbus.errors import EntityDisabledError, EntityNotFoundError, SessionCannotBeLockedError
+from twinbus.errors import (
+    EntityDisabledError,
+    EntityNotFoundError,
+    QuotaExceededError,
+    SessionCannotBeLockedError,
+)
 from twinbus.limits import PING_CONTENT_TYPE
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.capabilities import Capability
-from twinbus.protocol.commands import LeaseRange, ReadMeter, Receive
+from twinbus.protocol.commands import LeaseRange, ReadMeter, Receive, ReceiveMode
 
 
 def ping(**fields: object) -> BrokeredMessage:
@@ -134,6 +139,17 @@ def test_a_ping_to_a_disabled_entity_is_refused(world: World, status: EntityStat
     queue(world, status=status)
     with pytest.raises(EntityDisabledError):
         send(world, ping())
+
+
+def test_a_ping_to_a_full_entity_is_refused(world: World) -> None:
+    world.need(Capability.EXACT_QUOTA)
+    queue(world, max_size_in_megabytes=1)
+    send(world, *[message("x" * 250 * 1024)] * 4)  # 24 KiB are left
+    with pytest.raises(QuotaExceededError):
+        send(world, ping())
+    assert all(send(world, "small"))
+    world.ask(Receive(QUEUE, mode=ReceiveMode.RECEIVE_AND_DELETE))
+    assert send(world, ping()) == [0]
 
 
 def test_a_ping_is_known_by_its_content_type_alone(world: World) -> None:

@@ -28,6 +28,7 @@ from twinbus.errors import (
     InvalidArgumentError,
     InvalidOperationError,
     MessagingError,
+    QuotaExceededError,
     UnsupportedCapabilityError,
 )
 from twinbus.extras import require
@@ -462,7 +463,8 @@ def _installed_syphon() -> SyphonStarter:
 def _probe(secondary: Courier, queues: list[str]) -> None:
     """Check that the secondary factory may send: ping the queues until one accepts the ping.
 
-    A disabled queue is skipped; it leaves the rotation when the first send to it fails. The ping
+    A disabled queue is skipped; it leaves the rotation when the first send to it fails. A full
+    queue shows that the factory may send, and has room when a syphon has drained it. The ping
     has no time to live, because an engine that does not know pings stores it and would dead-letter
     it on expiry. The syphon removes a stored ping.
     """
@@ -473,6 +475,8 @@ def _probe(secondary: Courier, queues: list[str]) -> None:
         except EntityDisabledError:
             if queue == queues[-1]:
                 raise
+        except QuotaExceededError:
+            return
         else:
             return
 

@@ -45,6 +45,7 @@ from twinbus.limits import (
     MAX_ID_CHARACTERS,
     MAX_REMEMBERED_IDS,
     NEVER_US,
+    PING_ROOM_SHARE,
     TRANSFER_INTERVALS,
     TRANSFER_ORIGINS,
 )
@@ -254,7 +255,7 @@ class Intake:
         origins = {id(send): self.repeats.own_origins(send, commit) for send in sends}
         for send, of_send in accepted:
             self.repeats.leave_out(origins[id(send)], wanted[of_send], commit)
-        if room is not None and counted(incoming.size[wanted]) > room:
+        if room is not None and (pings is not None or counted(incoming.size[wanted]) > room):
             accepted = self._fitting(entity, accepted, incoming, wanted, room, commit)
         for send, _ in accepted:
             for origin in origins[id(send)]:
@@ -304,15 +305,25 @@ class Intake:
     ) -> list[tuple[SendRequest, slice]]:
         """Return the sends that fit into the quota, in order; refuse the others."""
         accepted = []
+        pings = ping_rows(incoming.columns)
         for send, rows in sends:
             need = counted(incoming.size[rows][wanted[rows]])
-            if need > room:
+            has_ping = pings is not None and pings[rows].any()
+            if room < max(need, self._room_of_ping(entity) if has_ping else 0):
                 self.refuse(send, full(entity), commit)
                 wanted[rows] = False
             else:
                 room -= need
                 accepted.append((send, rows))
         return accepted
+
+    def _room_of_ping(self, entity: Entity) -> int:
+        """Return the room that an entity needs for a ping.
+
+        A ping finds out whether the entity accepts messages again. One that has room for a ping
+        only would refuse the messages that follow.
+        """
+        return min(self._max_message_bytes, entity.max_bytes // PING_ROOM_SHARE)
 
     def _check(self, entity: Entity, incoming: Incoming) -> None:
         """Raise if a message is too large, or has a value that the entity does not accept."""
