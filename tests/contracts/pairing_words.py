@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -252,6 +252,10 @@ class Pair:
         if ping is not None:
             options.ping_primary_interval = ping
         return options
+
+    def further_options(self, **settings: Any) -> SendAvailabilityPairedNamespaceOptions:
+        """Return options of a second pairing, which needs a secondary factory of its own."""
+        return Pair(self.clock, self.primary, replace(self.secondary)).options(**settings)
 
     def begin(self, **settings: Any) -> SendAvailabilityPairing:
         """Pair; few queues by default, and the failover is that of the options."""

@@ -85,7 +85,7 @@ def test_the_name_of_the_primary_is_the_first_label_of_its_host_name(
 def test_two_primaries_on_one_secondary_have_queues_of_their_own(local: Pair) -> None:
     local.begin(backlog_queue_count=1, failover_interval=AT_ONCE)
     other = MessagingFactory(local.primary.connect(), name="fabrikam", clock=local.clock)
-    other.pair_namespace(local.options(backlog_queue_count=1))
+    other.pair_namespace(local.further_options(backlog_queue_count=1))
     assert backlog_paths(local) == [backlog(0), backlog(0, "fabrikam")]
     local.fail_over()
     assert local.secondary.peek(backlog(0, "fabrikam")) == []
@@ -95,7 +95,7 @@ def test_two_factories_of_one_primary_share_the_queues(local: Pair) -> None:
     local.begin(backlog_queue_count=2)
     made = len(creations(local.secondary))
     other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
-    pairing = other.pair_namespace(local.options(backlog_queue_count=2))
+    pairing = other.pair_namespace(local.further_options(backlog_queue_count=2))
     assert [queue.path for queue in pairing.backlog_queues()] == [backlog(0), backlog(1)]
     assert len(creations(local.secondary)) == made
 

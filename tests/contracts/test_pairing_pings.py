@@ -158,7 +158,7 @@ def test_every_failed_over_entity_is_pinged_and_no_other(pair: Pair) -> None:
 def test_each_factory_pings_for_itself(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     other = MessagingFactory(local.primary.tap, name=PRIMARY, clock=local.clock)
-    other.pair_namespace(local.options(failover_interval=AT_ONCE, backlog_queue_count=2))
+    other.pair_namespace(local.further_options(failover_interval=AT_ONCE, backlog_queue_count=2))
     local.fail_over()
     other.create_message_sender(ORDERS).send(message())
     local.pass_time(MINUTE)

@@ -232,7 +232,7 @@ def test_a_diverted_message_can_be_cancelled_by_another_process(local: Pair) -> 
     local.fail_over()
     (number,) = local.sender().schedule(message("later"), local.clock.now() + HOUR)
     other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
-    other.pair_namespace(local.options(backlog_queue_count=2))
+    other.pair_namespace(local.further_options(backlog_queue_count=2))
     other.create_message_sender(ORDERS).cancel_scheduled(number)
     assert local.diverted() == ["first"]
 

@@ -248,7 +248,7 @@ def test_health_is_not_shared_with_another_factory(local: Pair) -> None:
     local.begin(failover_interval=AT_ONCE)
     local.fail_over()
     other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
-    other.pair_namespace(local.options(backlog_queue_count=2))
+    other.pair_namespace(local.further_options(backlog_queue_count=2))
     other.create_message_sender(ORDERS).send(message("elsewhere"))
     assert local.primary.take() == ["elsewhere"]
 

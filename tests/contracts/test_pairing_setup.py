@@ -144,6 +144,23 @@ def test_a_factory_is_paired_at_most_once(pair: Pair) -> None:
     assert pair.diverted() == ["by the first pairing"]
 
 
+def test_a_secondary_factory_is_of_one_pairing(local: Pair) -> None:
+    local.begin(failover_interval=AT_ONCE)
+    other = MessagingFactory(local.primary.connect(), name=PRIMARY, clock=local.clock)
+    with pytest.raises(InvalidOperationError, match="factory of backup is already paired"):
+        other.pair_namespace(local.options())
+    other.close()
+    local.fail_over(ORDERS, "a")
+    assert local.diverted() == ["a"]
+
+
+def test_a_secondary_factory_is_not_paired_itself(local: Pair) -> None:
+    local.begin()
+    options = SendAvailabilityPairedNamespaceOptions(local.primary.manager, local.primary.factory)
+    with pytest.raises(InvalidOperationError, match="factory of backup is already paired"):
+        local.secondary.factory.pair_namespace(options)
+
+
 def test_of_many_threads_that_pair_one_factory_one_succeeds(tmp_path: Path) -> None:
     with opened("embedded", tmp_path, threaded=True) as pair:
         begin = threading.Barrier(4)

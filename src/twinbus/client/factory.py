@@ -5,7 +5,8 @@ A factory is thread-safe. It can be paired once; pairing replaces the route of i
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from random import Random
 from typing import Generic, Self, TypeVar
@@ -68,7 +69,7 @@ class MessagingFactory(NamespaceUser):
         super().__init__(namespace, retry_policy, clock, address=address, random=random)
         if connection is not None:
             self._courier.peer = TracedPeer.of(connection)
-        self._pairing: object | None = None
+        self._is_paired = False
         self._pairing_begins = threading.Lock()
 
     @classmethod
@@ -142,22 +143,31 @@ class MessagingFactory(NamespaceUser):
                 f"{type(options).__name__}"
             )
         self._life.check()
+        with self.joining_a_pairing():
+            return options.pair(self)
+
+    @contextmanager
+    def joining_a_pairing(self) -> Iterator[None]:
+        """Let the factory join its only pairing, as primary or secondary, unless the block raises.
+
+        A factory of two pairings would be closed or faulted by one while the other needs it.
+        """
         if not self._pairing_begins.acquire(blocking=False):
             raise InvalidOperationError(
                 f"another thread is pairing the factory of {self.name}. Wait for it: a factory can "
                 "be paired only once"
             )
         try:
-            if self._pairing is not None:
+            if self._is_paired:
                 raise InvalidOperationError(
                     f"the factory of {self.name} is already paired, and a factory can be paired at "
-                    "most once. Create a new factory for another pairing"
+                    "most once, as the primary or as the secondary. Create a new factory for "
+                    "another pairing"
                 )
-            pairing = options.pair(self)
-            self._pairing = pairing
+            yield
+            self._is_paired = True
         finally:
             self._pairing_begins.release()
-        return pairing
 
     # -- state ---------------------------------------------------------------------------------
 

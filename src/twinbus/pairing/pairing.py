@@ -128,8 +128,9 @@ class SendAvailabilityPairing:
         _check_partners(primary, options)
         if options.enable_syphon and options.syphon is None:
             require("enable_syphon=True", "spark")
-        pairing = cls(primary, options, PrimaryIdentity.of_factory(primary))
-        pairing._start()
+        with options.messaging_factory.joining_a_pairing():
+            pairing = cls(primary, options, PrimaryIdentity.of_factory(primary))
+            pairing._start()
         return pairing
 
     def _start(self) -> None:
