@@ -49,7 +49,8 @@ class SendAvailabilityPairedNamespaceOptions(PairedNamespaceOptions[SendAvailabi
             if not isinstance(value, kind):
                 raise InvalidArgumentError(
                     f"{name} must be a {kind.__name__} of the secondary, not "
-                    f"{type(value).__name__}. Pass the blocking class also when you use asyncio"
+                    f"{type(value).__name__}. Create it with {kind.__name__}."
+                    "from_connection_string(...), the class of twinbus also when you use asyncio"
                 )
         addresses = {secondary_namespace_manager.address, messaging_factory.address} - {""}
         if len(addresses) > 1:
