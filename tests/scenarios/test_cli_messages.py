@@ -296,6 +296,13 @@ def test_peeking_leaves_messages_where_they_are() -> None:
     assert taken(name) == ["a", "b", "c"]
 
 
+def test_peek_shows_the_scheduled_messages_of_a_topic() -> None:
+    name = topic()
+    assert f"Peek a subscription for the others: {name}/Subscriptions/name" in ok("peek", name).err
+    ok("send", name, "later", "--in", "1h")
+    assert "later" in ok("peek", name).out
+
+
 @pytest.mark.parametrize("command", [("peek",), ("receive", "--wait", "0s")], ids=" ".join)
 def test_showing_nothing_says_so(command: tuple[str, ...]) -> None:
     name = queue()

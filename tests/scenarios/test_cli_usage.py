@@ -97,6 +97,17 @@ def test_the_connection_comes_from_a_line_of_standard_input(
     ]
 
 
+def test_the_error_for_a_wrong_connection_string_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CONNECTION, "nonsense")
+    bad = tmp_path / "bad"
+    bad.write_text("nonsense")
+    assert f"{CONNECTION}: Part 1" in run("queue", "list").err
+    assert "--connection-file: Part 1" in run("queue", "list", "--connection-file", bad).err
+    assert "--connection: Part 1" in run("queue", "list", "--connection", "nonsense").err
+
+
 def test_the_connection_comes_from_an_option_a_file_or_the_environment_in_this_order(
     connection: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,17 +198,25 @@ def find_connection(
     variable: str = CONNECTION,
     option: str = "--connection",
 ) -> str:
-    """Return the connection string of the option, of the file, or of the environment variable."""
+    """Return the connection string of the option, of the file, or of the environment variable.
+
+    The error for a wrong one says where it comes from: some commands take two.
+    """
     if connection is not None:
-        return connection
-    if file is not None:
-        return _read_connection(file, f"{option}-file")
-    found = os.environ.get(variable, "").strip()
-    if not found:
-        raise click.UsageError(
-            f"no connection string was given. Set {variable}, or give {option}-file FILE, or "
-            f"{option} 'Endpoint=...' (which other users of this machine can see)"
-        )
+        source, found = option, connection
+    elif file is not None:
+        source, found = f"{option}-file", _read_connection(file, f"{option}-file")
+    else:
+        source, found = variable, os.environ.get(variable, "").strip()
+        if not found:
+            raise click.UsageError(
+                f"no connection string was given. Set {variable}, or give {option}-file FILE, or "
+                f"{option} 'Endpoint=...' (which other users of this machine can see)"
+            )
+    try:
+        ConnectionString.parse(found)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"{source}: {error.text}") from None
     return found
 
 

@@ -28,6 +28,7 @@ from twinbus.entities import SUBSCRIPTIONS, dead_letter_path
 from twinbus.errors import (
     InvalidArgumentError,
     MessageSizeExceededError,
+    MessagingError,
     SessionCannotBeLockedError,
 )
 from twinbus.limits import (
@@ -363,7 +364,24 @@ def peek(settings: Settings, path: str, most: int, first: int) -> None:
     Of a topic, these are its scheduled messages; all others are in its subscriptions.
     """
     with settings.factory() as factory, factory.create_message_receiver(path) as receiver:
-        _print(receiver.peek(first, most), settings)
+        found = receiver.peek(first, most)
+    _print(found, settings)
+    if not found and _is_topic(settings, path):
+        click.echo(
+            f"{path} is a topic: these are only its scheduled messages. Peek a subscription for "
+            f"the others: {path}{SUBSCRIPTIONS}name",
+            err=True,
+        )
+
+
+def _is_topic(settings: Settings, path: str) -> bool:
+    """Whether a path is known to be a topic; a key without the claim Manage cannot find out."""
+    try:
+        with settings.manager() as manager:
+            manager.get_topic(path)
+    except MessagingError:
+        return False
+    return True
 
 
 @click.group("dead-letter")

@@ -175,7 +175,7 @@ def syphon(
         click.echo(
             f"there are no backlog queues of {identity.name} on the secondary: nothing to bring "
             "home. If an application has diverted messages, use its connection strings here, with "
-            "the same Name=... of the primary"
+            "the same Name=... of the primary, and check that the two are neither swapped nor equal"
         )
         return
     settings = SyphonSettings(
@@ -221,7 +221,8 @@ def _await_queues(manager: NamespaceManager, primary: PrimaryIdentity, count: in
     click.echo(
         f"there are no backlog queues of {primary.name} on the secondary yet; waiting for an "
         "application to pair. If one has already paired, use the same Name=... in the connection "
-        "string of the primary here",
+        "string of the primary here, and check that primary and secondary are neither swapped nor "
+        "equal",
         err=True,
     )
     found = BacklogQueues({}, {})
