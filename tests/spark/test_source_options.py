@@ -17,6 +17,16 @@ from twinbus.datasource.source import TwinbusDataSource, register
 from twinbus.errors import InvalidOperationError
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+CONDITIONS = {  # of 3,000 messages, how many match, and how many Spark gets from the data source
+    "sequence_number > 2990 and sequence_number <= 2995": (5, 5),
+    "sequence_number <=> 7": (1, 1),
+    "sequence_number in (5, 7, 12)": (3, 8),  # all from the first to the last
+    "sequence_number < 4 and enqueued_time_utc > timestamp '2001-01-01'": (3, 3),
+    "enqueued_time_utc < timestamp '2001-01-01'": (0, 0),
+    "enqueued_time_utc in (timestamp '2001-01-01', timestamp '2002-01-01')": (0, 0),
+    "enqueued_time_utc >= timestamp '2001-01-01'": (3000, 3000),
+    "sequence_number = 7 or message_id = 'm.0'": (2, 3000),  # Spark passes no `or` on
+}
 
 
 def fill(twins: Twins, count: int, queue: str = QUEUE) -> list[str]:
@@ -30,29 +40,66 @@ def fill(twins: Twins, count: int, queue: str = QUEUE) -> list[str]:
 def pushing(spark: SparkSession) -> Iterator[SparkSession]:
     """Yield a session that hands conditions to data sources."""
     spark.conf.set(PUSHDOWN, "true")
-    register(spark)
     yield spark
     spark.conf.unset(PUSHDOWN)
-    register(spark)
 
 
-def test_conditions_on_number_and_time_keep_messages_from_being_read(
+def counts(rows: DataFrame) -> tuple[int, int]:
+    """Return how many rows a query has, and how many of them Spark got from the data source."""
+    found = len(rows.collect())
+    scan: Any = rows._jdf.queryExecution().executedPlan().collectLeaves().head()  # noqa: SLF001 - no other way to ask
+    return found, scan.metrics().apply("numOutputRows").value()
+
+
+def test_spark_gets_only_messages_that_can_match_conditions_on_number_and_time(
     pushing: SparkSession, twins: Twins
 ) -> None:
     fill(twins, 3000)
-    rows = table(pushing, twins, partitions=1)
-    [time] = {
-        row[0] for row in rows.where("sequence_number = 7").select("enqueued_time_utc").collect()
+    counted = {
+        condition: counts(table(pushing, twins, pushFilters="true").where(condition))
+        for condition in CONDITIONS
     }
-    before = twins.primary.metered("Peek")
-    found = rows.where("sequence_number > 2990 and sequence_number <= 2995").collect()
-    assert [row.sequence_number for row in found] == [2991, 2992, 2993, 2994, 2995]
-    narrow = twins.primary.metered("Peek") - before
-    assert rows.where(rows.enqueued_time_utc < time).count() == 0
-    assert rows.where(rows.enqueued_time_utc >= time).count() == 3000
-    before = twins.primary.metered("Peek")
+    assert counted == CONDITIONS
+
+
+def test_messages_outside_of_the_wanted_numbers_are_not_browsed(
+    pushing: SparkSession, twins: Twins
+) -> None:
+    fill(twins, 3000)
+    rows = table(pushing, twins, partitions=1, pushFilters="true")
+    assert rows.where("sequence_number > 2990").count() == 10
+    narrow = twins.primary.metered("Peek")
     assert table(pushing, twins, partitions=1).count() == 3000
-    assert narrow < twins.primary.metered("Peek") - before
+    assert narrow < twins.primary.metered("Peek") - narrow
+
+
+def parts_of(rows: DataFrame) -> tuple[int, int, int]:
+    """Count different parts of a table of 30 messages in one query, then all of it in another."""
+    numbers = rows.select("sequence_number")
+    first, last = numbers.where("sequence_number <= 4"), numbers.where("sequence_number > 28")
+    others = numbers.join(first, "sequence_number", "left_anti")
+    return first.union(last).count(), others.count(), rows.count()
+
+
+def test_a_dataframe_can_be_used_with_different_conditions(
+    pushing: SparkSession, twins: Twins
+) -> None:
+    fill(twins, 30)
+    assert parts_of(table(pushing, twins)) == (6, 26, 30)
+
+
+def test_spark_keeps_the_conditions_of_one_query_for_others_of_its_dataframe(
+    pushing: SparkSession, twins: Twins
+) -> None:
+    """So `pushFilters` must be asked for; when this fails, it can be the default."""
+    fill(twins, 30)
+    assert parts_of(table(pushing, twins, pushFilters="true")) != (6, 26, 30)
+
+
+def test_pushed_filters_need_a_setting_of_spark(spark: SparkSession, twins: Twins) -> None:
+    fill(twins, 3)
+    with pytest.raises(PySparkException, match=f"{PUSHDOWN}' is false. Set it to true"):
+        table(spark, twins, pushFilters="true").collect()
 
 
 def test_columns_that_are_not_wanted_are_left_out(spark: SparkSession, twins: Twins) -> None:

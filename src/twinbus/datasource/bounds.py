@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import (
+    EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
     GreaterThanOrEqual,
+    In,
     LessThan,
     LessThanOrEqual,
 )
@@ -23,6 +25,7 @@ from twinbus.limits import MAX_INT64
 from twinbus.message import TIMESTAMP
 
 _NUMBER, _TIME = ("sequence_number",), ("enqueued_time_utc",)
+_EQUAL = EqualTo | EqualNullSafe | In
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +47,19 @@ class Bounds:
 
     def _narrowed(self, condition: Any) -> "Bounds":
         column, value = getattr(condition, "attribute", None), getattr(condition, "value", None)
-        is_low = isinstance(condition, EqualTo | GreaterThan | GreaterThanOrEqual)
-        is_high = isinstance(condition, EqualTo | LessThan | LessThanOrEqual)
-        if column == _NUMBER and type(value) is int:
-            low = value + isinstance(condition, GreaterThan) if is_low else self.first
-            high = value - isinstance(condition, LessThan) if is_high else self.last
+        values: list[Any] = [*condition.value] if isinstance(condition, In) else [value]
+        is_low = isinstance(condition, _EQUAL | GreaterThan | GreaterThanOrEqual)
+        is_high = isinstance(condition, _EQUAL | LessThan | LessThanOrEqual)
+        if column == _NUMBER and all(type(number) is int for number in values):
+            low = min(values) + isinstance(condition, GreaterThan) if is_low else self.first
+            high = max(values) - isinstance(condition, LessThan) if is_high else self.last
             return replace(self, first=max(self.first, low), last=min(self.last, high))
-        if column == _TIME and isinstance(value, datetime) and value.tzinfo is not None:
+        if column == _TIME and all(isinstance(time, datetime) and time.tzinfo for time in values):
+            since, until = self.since, self.until
             return replace(
                 self,
-                since=max(self.since or value, value) if is_low else self.since,
-                until=min(self.until or value, value) if is_high else self.until,
+                since=max(since or min(values), min(values)) if is_low else since,
+                until=min(until or max(values), max(values)) if is_high else until,
             )
         return self
 

@@ -6,6 +6,7 @@
     maxRowsPerBatch, maxBytesPerBatch             limits of a micro-batch (100000; 256 MiB)
     partitions                                    tasks of a read (by messages and parallelism)
     columns                                       the columns to read, comma-separated (all)
+    pushFilters                                   browse only what a query's conditions need (false)
     txnAppId, txnVersion                          identify a batch write, so that it is made once
     leaseSeconds                                  time until others read rows of a dead query (60)
 
@@ -49,6 +50,7 @@ _KNOWN = {
     "maxbytesperbatch": "maxBytesPerBatch",
     "partitions": "partitions",
     "columns": "columns",
+    "pushfilters": "pushFilters",
     "txnappid": "txnAppId",
     "txnversion": "txnVersion",
     "leaseseconds": "leaseSeconds",
@@ -75,6 +77,7 @@ class SourceOptions:
     partitions: int | None = None  # None: as `tasks_for` says
     parallelism: int = STREAM_PARTITIONS  # tasks that the cluster runs at once
     columns: tuple[str, ...] = READ_COLUMNS
+    push_filters: bool = False
     transaction: tuple[str, int] | None = None  # of a batch write: application and version
     lease: timedelta = DEFAULT_LEASE_DURATION
 
@@ -112,6 +115,7 @@ class SourceOptions:
             partitions=_number(options, "partitions", 1, 10_000) or None,
             parallelism=parallelism,
             columns=_columns(options.get("columns")),
+            push_filters=_flag(options, "pushfilters"),
             transaction=_transaction(options),
             lease=timedelta(seconds=lease_s) if lease_s else DEFAULT_LEASE_DURATION,
         )
@@ -172,14 +176,11 @@ def _path(options: Mapping[str, str]) -> tuple[str, bool, bool]:
             "the entity is missing or set twice: set either the option queue, or topic to write, "
             f"or topic and subscription to read. {_IN_SQL}"
         )
-    dead = options.get("deadletter", "false").lower()
-    if dead not in ("true", "false"):
-        raise InvalidArgumentError(f"deadLetter is {dead!r}; it must be true or false")
+    is_dead = _flag(options, "deadletter")
     path = queue or (subscription_path(topic, subscription) if subscription else topic)
     is_topic = bool(topic) and not subscription
-    if dead == "true" and is_topic:
+    if is_dead and is_topic:
         raise InvalidArgumentError("a topic has no dead-letter queue; set subscription as well")
-    is_dead = dead == "true"
     return dead_letter_path(path) if is_dead else path, is_topic, is_dead or bool(subscription)
 
 
@@ -208,6 +209,14 @@ def _transaction(options: Mapping[str, str]) -> tuple[str, int] | None:
     if not application:
         return None
     return application, _number(options, "txnversion", 0, MAX_TRANSACTION_VERSION)
+
+
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    """Return whether an option is true; False if it is not given."""
+    text = options.get(name, "false")
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgumentError(f"{_KNOWN[name]} is {text!r}; it must be true or false")
+    return text.lower() == "true"
 
 
 def _number(options: Mapping[str, str], name: str, low: int, high: int) -> int:

@@ -54,14 +54,12 @@ from twinbus.spark.termination import exit_on_terminate, ignore_terminate
 
 FORMAT = "twinbus"
 _log = logging.getLogger("twinbus.source")
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 class TwinbusDataSource(DataSource):
     """Queues, subscriptions, dead-letter queues and topics as tables and streams."""
 
     parallelism = STREAM_PARTITIONS  # least tasks of a read; `register` sets it for its cluster
-    takes_filters = False  # must equal a setting of the session, or Spark refuses the reader
 
     @classmethod
     def name(cls) -> str:
@@ -74,7 +72,8 @@ class TwinbusDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "BrowsingReader":
         """Return the reader that browses an entity."""
-        return (FilteringReader if self.takes_filters else BrowsingReader)(self._readable())
+        options = self._readable()
+        return (FilteringReader if options.push_filters else BrowsingReader)(options)
 
     def streamReader(self, schema: StructType) -> "LeasingReader":
         """Return the reader that consumes an entity as a stream."""
@@ -102,10 +101,9 @@ class TwinbusDataSource(DataSource):
 
 
 def register(session: SparkSession) -> None:
-    """Register `twinbus` with a session, adapted to its cluster and its settings.
+    """Register `twinbus` with a session, adapted to the size of its cluster.
 
-    The processes that plan a read have no session, so the class has the settings they need. Call
-    this again after a change of `spark.sql.python.filterPushdown.enabled`.
+    The processes that plan a read have no session, so the class has the size that they need.
     """
     if not hasattr(session, "_jvm"):
         raise InvalidOperationError(
@@ -113,10 +111,7 @@ def register(session: SparkSession) -> None:
             "program with spark-submit or a master URL, or register TwinbusDataSource in a server "
             "that has Twinbus installed"
         )
-    facts = {
-        "parallelism": max(session.sparkContext.defaultParallelism, 1),
-        "takes_filters": session.conf.get(_PUSHDOWN, "false") == "true",
-    }
+    facts = {"parallelism": max(session.sparkContext.defaultParallelism, 1)}
     session.dataSource.register(type("SessionDataSource", (TwinbusDataSource,), facts))
 
 
@@ -188,7 +183,12 @@ class BrowsingReader(DataSourceReader):
 
 
 class FilteringReader(BrowsingReader):
-    """Browses only messages that can match the conditions of a query."""
+    """Browses only messages that can match the conditions of a query.
+
+    Spark 4.3 keeps the result of `pushFilters` with the DataFrame that was loaded. Another query of
+    this DataFrame, or another part of the query, then gets only the messages of these conditions.
+    So a DataFrame has this reader only if its option `pushFilters` asks for it.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use conditions as bounds; Spark evaluates all of them as well."""
