@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ from tests.spark.twins import QUEUE, End, numbered, until
 from twinbus import BrokeredMessage
 from twinbus.datasource.options import SourceOptions
 from twinbus.datasource.source import BrowsingReader, LeasingReader
-from twinbus.errors import InvalidOperationError
-from twinbus.limits import MAX_RECEIVE_BYTES, POLL_GATHER_S, STREAM_TASK_MESSAGES
+from twinbus.errors import InvalidOperationError, OperationTimeoutError
+from twinbus.limits import (
+    MAX_RECEIVE_BYTES,
+    OPERATION_TIMEOUT,
+    POLL_GATHER_S,
+    STREAM_TASK_MESSAGES,
+)
 from twinbus.protocol.commands import LeaseRange, RangeLease, ReleaseRange
 
 Offset = dict[str, Any]
@@ -259,32 +265,51 @@ def test_the_next_range_is_leased_while_a_batch_runs_and_is_the_next_batch(serve
     assert read(stream, first, second) == [ids[10:20]]
 
 
-def test_an_idle_source_has_one_request_pending_and_waits_for_it_only_briefly(
-    server: End, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waits: list[float | None] = []
+@dataclass
+class Silent:
+    """Requests without a reply, and how long it was waited for."""
 
-    class Pending(Future[RangeLease | None]):
-        """A reply that never comes; it notes how long it was waited for."""
+    requests: list[Any] = field(default_factory=list)
+    waits: list[float | None] = field(default_factory=list)
 
-        def result(self, timeout: float | None = None) -> RangeLease | None:
-            waits.append(timeout)
-            raise TimeoutError
+    def submit(self, command: Any) -> Future[RangeLease | None]:
+        waits = self.waits
 
-    given = options(server)
-    requests: list[Any] = []
+        class Pending(Future[RangeLease | None]):
+            def result(self, timeout: float | None = None) -> RangeLease | None:
+                waits.append(timeout)
+                raise TimeoutError
 
-    def submit(command: Any) -> Pending:
-        requests.append(command)
+        self.requests.append(command)
         return Pending()
 
-    monkeypatch.setattr(given.namespace(), "submit", submit)
-    stream = LeasingReader(given)
+
+@pytest.fixture
+def silent(server: End, monkeypatch: pytest.MonkeyPatch) -> Silent:
+    silent = Silent()
+    monkeypatch.setattr(options(server).namespace(), "submit", silent.submit)
+    return silent
+
+
+def test_an_idle_source_has_one_request_pending_and_waits_for_it_only_briefly(
+    server: End, silent: Silent
+) -> None:
+    stream = reader(server)
     start = stream.initialOffset()
     for _ in range(5):
         assert stream.latestOffset(start, ReadMaxRows(10)) == start
-    assert len(requests) == 1
-    assert waits == [POLL_GATHER_S] * 5
+    assert len(silent.requests) == 1
+    assert silent.waits == [POLL_GATHER_S] * 5
+
+
+def test_a_run_to_the_end_does_not_take_a_server_without_a_reply_for_an_empty_queue(
+    server: End, silent: Silent
+) -> None:
+    stream = reader(server)
+    stream.prepareForTriggerAvailableNow()
+    with pytest.raises(OperationTimeoutError, match=f"within 60 s whether {QUEUE} has messages"):
+        stream.latestOffset(stream.initialOffset(), ReadMaxRows(10))
+    assert silent.waits == [OPERATION_TIMEOUT.total_seconds()]
 
 
 def test_a_stream_reports_messages_bytes_and_lag(server: End) -> None:
@@ -297,3 +322,13 @@ def test_a_stream_reports_messages_bytes_and_lag(server: End) -> None:
     assert (report["messages"], report["waiting"], report["lag"]) == (10, 20, 30)
     assert report["bytes"] >= 10
     assert report["oldest_age_s"] >= 0
+
+
+def test_a_stream_that_has_read_everything_reports_no_lag(server: End) -> None:
+    fill(server, "m", 10)
+    stream = reader(server)
+    end = plan(stream)
+    read(stream, end, end)
+    assert stream.latestOffset(end, ReadMaxRows(10)) == end
+    nothing = {"messages": 0, "bytes": 0, "waiting": 0, "lag": 0, "oldest_age_s": None}
+    assert stream.reportLatestOffset() == nothing

@@ -71,3 +71,22 @@ def test_the_progress_of_a_stream_says_how_far_behind_it_is(
         (50, 0),
     ]
     assert all(batch["oldest_age_s"] >= 0 for batch in batches)
+
+
+def test_a_source_of_a_union_that_has_read_everything_reports_no_lag(
+    spark: SparkSession, twins: Twins, tmp_path: Path
+) -> None:
+    for queue, count in ((QUEUE, 250), ("returns", 50)):
+        twins.primary.queue(queue)
+        twins.primary.send(queue, *(BrokeredMessage(b"x") for _ in range(count)))
+    sources = [
+        stream(spark, twins, queue=queue, maxRowsPerBatch=100) for queue in (QUEUE, "returns")
+    ]
+    query = start(sources[0].union(sources[1]), tmp_path, to_the_end=True)
+    assert query.awaitTermination(int(DEADLINE_S))
+    lags = [
+        [json.loads(source.latestOffset)["lag"] for source in progress.sources]
+        for progress in query.recentProgress
+        if progress.numInputRows
+    ]
+    assert lags == [[250, 50], [150, 0], [50, 0]]

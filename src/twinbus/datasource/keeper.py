@@ -22,6 +22,7 @@ from twinbus.datasource.options import SourceOptions
 from twinbus.errors import (
     InvalidOperationError,
     MessagingError,
+    OperationTimeoutError,
     RangeUnavailableError,
     StaleEpochError,
 )
@@ -81,10 +82,10 @@ class LeaseKeeper:
             return self._poll
 
     def lease(self, owner: str, rows: int, size: int, *, wait: bool) -> RangeLease | None:
-        """Return a lease, or None if there is none yet; the request then stays pending.
+        """Return a lease, or None if there is none yet; with `wait` the request stays pending.
 
         Spark asks the sources of a union one after the other: an idle source must not block the
-        others.
+        others. Without `wait`, None means that no message is there, so no reply is an error.
         """
         poll = self.ask(owner, rows, size, wait=wait)
         try:
@@ -93,7 +94,12 @@ class LeaseKeeper:
             self._poll = None
             raise
         except TimeoutError:
-            return None
+            if wait:
+                return None
+            raise OperationTimeoutError(
+                f"the server did not answer within {_TIMEOUT_S:.0f} s whether {self._path} has "
+                "messages. Start the query again when the server answers"
+            ) from None
         with self._lock:
             self._poll = None
             if lease is not None:

@@ -49,7 +49,7 @@ from twinbus.errors import InvalidArgumentError, InvalidOperationError, Messagin
 from twinbus.intervals import Intervals
 from twinbus.limits import BATCH_PATIENCE_S, MAX_RECEIVE_MESSAGES, STREAM_PARTITIONS
 from twinbus.namespace.metered import ClientLedger
-from twinbus.protocol.commands import Peek, ReadRange
+from twinbus.protocol.commands import Peek, RangeLease, ReadRange
 from twinbus.spark.termination import exit_on_terminate, ignore_terminate
 
 FORMAT = "twinbus"
@@ -257,20 +257,12 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             size = min(size, limit.max_bytes)
         if self._left is not None:
             rows = min(rows, self._left)
-        if not rows:
-            return start
         self._limits = (rows, size)
-        lease = keeper.lease(begin.owner, rows, size, wait=not self._is_bounded)
+        wait = not self._is_bounded
+        lease = keeper.lease(begin.owner, rows, size, wait=wait) if rows else None
+        self._report = _report_of(lease)
         if lease is None:
             return start
-        oldest = lease.oldest_utc
-        self._report = {
-            "messages": lease.message_count,
-            "bytes": lease.size_in_bytes,
-            "waiting": lease.left_behind,
-            "lag": lease.message_count + lease.left_behind,
-            "oldest_age_s": None if oldest is None else _age_s(oldest),
-        }
         if self._is_bounded:
             leased = lease.message_count
             self._left = lease.left_behind if self._left is None else self._left - leased
@@ -319,5 +311,14 @@ class LeasingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keeper.close()
 
 
-def _age_s(moment: datetime) -> float:
-    return (datetime.now(UTC) - moment).total_seconds()
+def _report_of(lease: RangeLease | None) -> dict[str, Any]:
+    """Return how far behind a stream is with this range; None: nothing waits for the stream."""
+    messages, waiting = (0, 0) if lease is None else (lease.message_count, lease.left_behind)
+    oldest = None if lease is None else lease.oldest_utc
+    return {
+        "messages": messages,
+        "bytes": 0 if lease is None else lease.size_in_bytes,
+        "waiting": waiting,
+        "lag": messages + waiting,
+        "oldest_age_s": None if oldest is None else (datetime.now(UTC) - oldest).total_seconds(),
+    }
