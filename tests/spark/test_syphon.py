@@ -19,6 +19,8 @@ from twinbus.protocol.commands import LeaseRange, Origin, Send
 from twinbus.protocol.origins import sender_source
 from twinbus.syphon.syphon import Syphon, note_extra_queues
 from twinbus.syphon.transform_query import Transform
+from twinbus.testing.faults import Fault
+from twinbus.testing.server_faults import FaultyServer
 
 pytestmark = pytest.mark.usefixtures("spark")
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
@@ -116,6 +118,29 @@ def test_a_destination_that_is_full_keeps_its_messages_and_holds_up_no_other(twi
         until(lambda: twins.waiting() == 0, "the rest is home")
     home += twins.primary.ids()
     assert home == [f"big{n}" for n in range(8)]
+
+
+def test_a_destination_that_hangs_stays_behind_while_the_messages_after_it_come_home(
+    twins: Twins,
+) -> None:
+    twins.primary.queue()
+    twins.primary.queue("other")
+    faulty = FaultyServer(twins.primary.server.door)
+    faulty.inject(Fault.TIMEOUT, QUEUE, kind=Send)
+    sent = twins.divert_ids(numbered("m", 120))
+    twins.divert_ids(numbered("o", 10), "other")
+    with Syphon(twins.settings()) as syphon:
+        until(lambda: twins.primary.count("other") == 10, "the others are home")
+        until(lambda: [d for d in syphon.progress.destinations if d.trouble], "it tells")
+        [trouble] = [d for d in syphon.progress.destinations if d.trouble]
+        assert (trouble.path, trouble.moved) == (QUEUE, 0)
+        sent += twins.divert_ids(numbered("n", 120))
+        twins.divert_ids(numbered("p", 10), "other")
+        until(lambda: twins.primary.count("other") == 20, "the others are home again")
+        assert twins.primary.count() == 0
+        faulty.heal()
+        until(lambda: twins.waiting() == 0, "all is home")
+    assert twins.primary.ids() == sent
 
 
 def test_a_destination_that_is_switched_off_gets_its_messages_later_and_in_order(
