@@ -1,17 +1,20 @@
 """The `twinbus` data source: what any user of Spark can do with a queue."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import col, expr
 
-from tests.spark.twins import QUEUE, Twins, numbered
-from twinbus import BrokeredMessage, TopicDescription
+from tests.spark.twins import QUEUE, Twins, numbered, until
+from twinbus import BrokeredMessage, NamespaceManager, TopicDescription
+from twinbus.limits import SINK_BATCH_MESSAGES
 
 FULL = BrokeredMessage(
     b"\x00body\xff",
@@ -227,6 +230,31 @@ def test_a_batch_that_is_repeated_from_the_checkpoint_is_sent_once(
         commit.unlink()
     run()
     assert sorted(message.body for message in twins.primary.take()) == [b"0", b"1", b"2"]
+
+
+def test_a_task_of_a_write_that_is_repeated_sends_its_rows_once(
+    spark: SparkSession, twins: Twins
+) -> None:
+    twins.primary.queue()
+    connection, count = twins.primary.connection, 2 * SINK_BATCH_MESSAGES + 1
+
+    def fail_once(_: Any) -> Iterator[tuple[str, str]]:
+        """Yield all rows; in its first try, fail when a part of them was sent."""
+        for number in range(count):
+            yield "x", str(number)
+        task = TaskContext.get()
+        assert task is not None
+        if not task.attemptNumber():
+            with NamespaceManager.from_connection_string(connection) as manager:
+                until(lambda: manager.get_runtime_properties(QUEUE).active_message_count, "sent")
+            raise RuntimeError("the first try fails")
+
+    parts = spark.sparkContext.parallelize([0], 1).mapPartitions(fail_once)
+    rows = parts.toDF("body string, message_id string")
+    write = rows.write.format("twinbus").mode("append")
+    write.options(connection=connection, queue=QUEUE).save()
+    assert twins.primary.metered("Send") > count / SINK_BATCH_MESSAGES + 1, "nothing was repeated"
+    assert sorted(twins.primary.ids(), key=int) == [str(number) for number in range(count)]
 
 
 # -- bad input and secrets -------------------------------------------------------------------------
