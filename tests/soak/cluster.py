@@ -7,8 +7,8 @@ the orders as a stream and writes them to another queue by name (`txnAppId`, `tx
 on both workers, which are different hosts, because Spark speculates on another host only. Executors
 of both are killed with -9, the job is killed while a batch is open and started again from its
 checkpoint, and one destination answers slowly or refuses messages for seconds. In the end every
-message is where it belongs, once. The run fails if nothing was speculated, delayed or killed inside
-an open batch.
+message is where it belongs, once. The run fails if nothing was speculated, no send to the slow
+destination was delayed, or no kill hit a batch of the job that had sent a part of its rows.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -31,8 +32,9 @@ from tests.spark.test_cluster import Cluster
 from tests.spark.twins import Twins, doubled, numbered, until
 from twinbus.datasource.source import register
 from twinbus.entities import EntityStatus
-from twinbus.protocol.commands import Send
-from twinbus.testing.faults import Delay
+from twinbus.protocol.commands import Command, Send
+from twinbus.server.door import Door
+from twinbus.testing.faults import Delay, Injectable
 from twinbus.testing.server_faults import FaultyServer
 
 ORDERS, INVOICES, BILLS = "orders", "invoices", "bills"
@@ -90,6 +92,20 @@ def job() -> None:
     writer.option("checkpointLocation", f"file://{folder}/checkpoint").start().awaitTermination()
 
 
+class SlowServer(FaultyServer):
+    """Counts the delayed requests of each entity."""
+
+    def __init__(self, door: Door) -> None:
+        self.delayed: Counter[str] = Counter()
+        super().__init__(door)
+
+    def fault_for(self, command: Command[Any]) -> tuple[Injectable | None, str]:
+        """Return the fault for a request and its entity, and count it."""
+        fault, entity = super().fault_for(command)
+        self.delayed[entity] += fault is not None
+        return fault, entity
+
+
 class Site:
     """Everything that runs."""
 
@@ -100,8 +116,8 @@ class Site:
         self.twins = opened.enter_context(Twins(folder, QUEUES))
         for queue in (ORDERS, INVOICES, BILLS):
             self.twins.primary.queue(queue)
-        self._faulty = FaultyServer(self.twins.primary.server.door)
-        self._faulty.inject(Delay(BILL_S), BILLS, kind=Send)
+        self._slow = SlowServer(self.twins.primary.server.door)
+        self._slow.inject(Delay(BILL_S), BILLS, kind=Send)
         self.cluster = opened.enter_context(Cluster(folder / "cluster", cores=2, memory="2g"))
         self.struck: Counter[str] = Counter()
         self._troubles: list[str] = []
@@ -170,11 +186,15 @@ class Site:
         return True
 
     def _await_open_batch(self) -> bool:
-        """Wait for a batch of the job that Spark has begun and not committed; return if it is."""
+        """Wait for a batch of the job that has sent bills and is not committed; return if it is."""
         ends = time.monotonic() + OPEN_BATCH_S
         next_divert = 0.0
+        batch, sends = self._last("offsets"), self._slow.delayed[BILLS]
         while time.monotonic() < ends:
-            if self._last("offsets") > self._last("commits"):
+            sent, latest = self._slow.delayed[BILLS], self._last("offsets")
+            if latest != batch or latest == self._last("commits"):
+                batch, sends = latest, sent
+            elif sent > sends:
                 return True
             if time.monotonic() > next_divert:  # so that there is something to read
                 self.divert()
@@ -194,7 +214,7 @@ class Site:
             self._end_trouble = _nothing
 
     def _slow_down(self) -> Callable[[], None]:
-        return self._faulty.inject(Delay(SLOW_S), INVOICES, kind=Send)
+        return self._slow.inject(Delay(SLOW_S), INVOICES, kind=Send)
 
     def _refuse(self) -> Callable[[], None]:
         manager = self.twins.primary.manager
@@ -223,14 +243,15 @@ class Site:
 
     def _was_all(self) -> bool:
         """Return whether each trouble was made, and a kill inside of an open batch."""
-        return all(self.struck[name] for name in (*TROUBLES, IN_BATCH))
+        is_struck = all(self.struck[name] for name in (*TROUBLES, IN_BATCH))
+        return is_struck and self._slow.delayed[INVOICES] > 0
 
     def check(self) -> None:
         """Count what arrived."""
         arrived = [*self.twins.primary.ids(BILLS), *self.twins.primary.ids(INVOICES)]
         lost, more = set(self.sent) - set(arrived), doubled(arrived)
         self.struck["speculative tasks"] = _speculated(self._folder / "events")
-        self.struck["delayed sends"] = self._faulty.failed
+        self.struck["delayed sends"] = self._slow.delayed[INVOICES]
         print(
             f"{len(self.sent):,} diverted, {dict(self.struck)}: lost {len(lost)}, doubled "
             f"{len(more)}",
