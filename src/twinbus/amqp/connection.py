@@ -40,7 +40,12 @@ from twinbus.amqp.performatives import (
 )
 from twinbus.amqp.sasl import SaslClient, SaslServer
 from twinbus.amqp.session import AmqpSession
-from twinbus.amqp.short_frames import ReadDisposition, ReadTransfer, read_short
+from twinbus.amqp.short_frames import (
+    ReadDisposition,
+    ReadTransfer,
+    ReportedRange,
+    read_short,
+)
 from twinbus.errors import InvalidOperationError
 from twinbus.limits import (
     AMQP_CLOSE_US,
@@ -163,6 +168,11 @@ class AmqpConnection:
             session = self._by_peer_channel.get(view.channel)
             if session is not None and self._closing_at is None:
                 session.take_transfer(received, view.data[at : view.end])
+                return
+        elif isinstance(received, ReportedRange):
+            session = self._by_peer_channel.get(view.channel)
+            if session is not None and self._closing_at is None:
+                session.take(received, view.end - view.begin)
                 return
         elif at != view.end:
             raise AmqpError(f"{view.end - at} bytes follow {received.NAME} in its frame")

@@ -69,14 +69,16 @@ class Outcomes:
 
     def forget_sent(self, number: int) -> None:
         """Forget a delivery that we sent."""
-        had_room = self.has_room
-        if self._sent.take(number) is None:
-            self._reported.take(number)
-        self._note_room(had_room=had_room)
+        if self._reported.take(number) is not None or self._sent.take(number) is not None:
+            self._note_room(1)
 
-    def _note_room(self, *, had_room: bool) -> None:
-        """Report that deliveries can be sent again, if `max_unsettled` prevented that until now."""
-        if not had_room and self.has_room and self._session.may_send:
+    def _note_room(self, settled: int) -> None:
+        """Report that deliveries can be sent again, if `max_unsettled` prevented that until now.
+
+        `settled` is the number of deliveries that were settled just now.
+        """
+        room = self._max_unsettled - len(self._sent.owners) - len(self._reported.owners)
+        if 0 < room <= settled and self._session.may_send:
             self._session.connection.emit(WindowOpened(self._session))
 
     def number_received(self, delivery_id: int) -> int:
@@ -137,13 +139,11 @@ class Outcomes:
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             return
-        content = b"%b%b%b%b%b" % (
-            write_boolean(gathered.role),
-            write_uint(gathered.first & MASK),
-            write_uint(gathered.last & MASK),
-            write_boolean(gathered.is_settled),
-            gathered.state,
-        )
+        first = last = write_uint(gathered.first & MASK)
+        if gathered.last != gathered.first:
+            last = write_uint(gathered.last & MASK)
+        role, is_settled = write_boolean(gathered.role), write_boolean(gathered.is_settled)
+        content = b"%b%b%b%b%b" % (role, first, last, is_settled, gathered.state)
         body = b"\x00\x53\x15" + write_compound(0xC0, 5, content)
         self._session.connection.write_body(self._session.channel, body)
 
@@ -161,27 +161,41 @@ class Outcomes:
             )
         if frame.role is RECEIVER:
             number = unwrapped(first, self._session.transfers.next_number)
-            self._take_outcome(frame, number, number + length)
+            if frame.settled or not (frame.state is None or isinstance(frame.state, Received)):
+                if length:
+                    self._take_outcomes(frame, number, number + length)
+                else:
+                    self._take_outcome(frame, number)
         elif frame.settled and self._last_received is not None:
             number = unwrapped(first, self._last_received)
             self._take_settled(number, number + length)
 
-    def _take_outcome(self, frame: ReadDisposition, first: int, last: int) -> None:
-        """Process a receiver's disposition of deliveries that we sent."""
-        state, is_settled, had_room = frame.state, frame.settled, self.has_room
-        if not is_settled and (state is None or isinstance(state, Received)):
-            return  # a state that is not an outcome
-        if first == last:
-            link = self._sent.take(first)
-            if link is None and is_settled:
-                link = self._reported.take(first)
-            found = [] if link is None else [(first, link)]
+    def _take_outcome(self, frame: ReadDisposition, number: int) -> None:
+        """Process the outcome of one delivery that we sent, as `_take_outcomes` does."""
+        is_settled = frame.settled
+        link = self._sent.take(number)
+        if link is None and is_settled:
+            link = self._reported.take(number)
+        if link is None:
+            return
+        if is_settled:
+            tag = link.unsettled.pop(number)
         else:
-            found = self._sent.take_range(first, last)
-            if is_settled:
-                found += self._reported.take_range(first, last)
-                found.sort(key=lambda pair: pair[0])
-        if not is_settled:
+            self._reported.add(number, link)
+            tag = link.unsettled[number]
+        event = OutcomeReported(link, [(number, tag)], frame.state, is_settled)
+        self._session.connection.emit(event)
+        if is_settled:
+            self._note_room(1)
+
+    def _take_outcomes(self, frame: ReadDisposition, first: int, last: int) -> None:
+        """Process the outcome of a range of deliveries that we sent."""
+        state, is_settled = frame.state, frame.settled
+        found = self._sent.take_range(first, last)
+        if is_settled:
+            found += self._reported.take_range(first, last)
+            found.sort(key=lambda pair: pair[0])
+        else:
             for number, link in found:
                 self._reported.add(number, link)
         for link, numbers in _by_link(found).items():
@@ -190,7 +204,8 @@ class Outcomes:
                 (number, tags.pop(number) if is_settled else tags[number]) for number in numbers
             ]
             self._session.connection.emit(OutcomeReported(link, deliveries, state, is_settled))
-        self._note_room(had_room=had_room)
+        if is_settled:
+            self._note_room(len(found))
 
     def _take_settled(self, first: int, last: int) -> None:
         """Process a sender's disposition of deliveries that we received."""

@@ -19,7 +19,7 @@ the lock should have expired, because only the broker's clock decides.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
@@ -379,10 +379,15 @@ class Receiving:
         self._deleted.clear()
 
 
-def _parts(reported: OutcomeReported) -> Iterator[OutcomeReported]:
+def _parts(reported: OutcomeReported) -> Sequence[OutcomeReported]:
     """Split an outcome into parts so small that an error can list every lost lock."""
-    for at in range(0, len(reported.deliveries), SHOWN_LOST):
-        yield reported._replace(deliveries=reported.deliveries[at : at + SHOWN_LOST])
+    deliveries = reported.deliveries
+    if len(deliveries) <= SHOWN_LOST:
+        return (reported,)
+    return [
+        reported._replace(deliveries=deliveries[at : at + SHOWN_LOST])
+        for at in range(0, len(deliveries), SHOWN_LOST)
+    ]
 
 
 def _token_of(tag: bytes) -> bytes:
@@ -429,6 +434,8 @@ def _reasons(error: ErrorCondition | None) -> tuple[str | None, str | None]:
 
 def _echo(state: DeliveryState | None) -> DeliveryState:
     """Return the outcome that SDKs expect as confirmation: `rejected` without its error."""
+    if isinstance(state, Accepted):
+        return ACCEPTED
     if isinstance(state, Rejected):
         return Rejected()
     return state if isinstance(state, Modified | Released) else ACCEPTED
