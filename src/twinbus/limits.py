@@ -45,6 +45,7 @@ MIN_DUPLICATE_WINDOW: Final = timedelta(seconds=20)
 MAX_DUPLICATE_WINDOW: Final = timedelta(days=7)
 PARTITION_COUNT: Final = 16  # message stores of a partitioned entity, as in Service Bus
 MAX_FORWARD_HOPS: Final = 4  # a longer chain is a mistake or a loop
+MAX_FOUND_PATHS: Final = 4096  # spellings of paths whose queue the broker remembers
 FORWARD_RETRY_US: Final = 1 * SECOND_US  # a parked message tries its forward target this often
 MAX_SQL_CHARACTERS: Final = 1024  # of a filter or action, as in Service Bus
 MAX_SQL_DEPTH: Final = 32  # nesting of brackets and operators: Python's stack holds 1000

@@ -59,7 +59,7 @@ def test_a_record_has_the_same_changes_in_either_form(gone: list[tuple[bool, int
     mixed, arrays = Commit(1), Commit(1)
     for is_one, number in gone:
         if is_one:
-            mixed.kept.gone_one(7, number, Cause.COMPLETED)
+            mixed.kept.completed_one(7, number)
         else:
             mixed.kept.gone(7, np.array([number]), Cause.COMPLETED)
         arrays.kept.gone(7, np.array([number]), Cause.COMPLETED)

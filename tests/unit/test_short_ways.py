@@ -245,14 +245,14 @@ def flushes_of(
             await asyncio.sleep(0)
 
     selector = CountingSelector()
-    before = namespace.flushes.count
+    before = namespace.flushes.total
     loop = asyncio.SelectorEventLoop(selector)
     try:
         loop.run_until_complete(one_round())
     finally:
         loop.close()
     answered = [getattr(request, "replies", 0) == 1 for group in requests for request in group]
-    return namespace.flushes.count - before, answered
+    return namespace.flushes.total - before, answered
 
 
 def test_a_request_that_is_alone_has_the_turn_at_once(namespace: EmbeddedNamespace) -> None:

@@ -91,7 +91,7 @@ class AmqpConnection:
         self._outgoing_bytes = 0
         self._unopened: list[tuple[int, bytes]] = []  # frames to be sent after the peer's open
         self._unflushed: dict[AmqpSession, None] = {}  # in order
-        self._buffered = 0  # bytes that the driver has fetched and not yet written
+        self.buffered_bytes = 0  # that the driver has fetched and not yet written
         self._partial_bytes = 0
         self._misfit: AmqpError | None = None  # one of our frames was too large for the peer
         self._is_reported = False
@@ -458,7 +458,7 @@ class AmqpConnection:
     @property
     def unread_bytes(self) -> int:
         """How many bytes the peer has not read: those queued here and those in the driver."""
-        return self._outgoing_bytes + self._buffered
+        return self._outgoing_bytes + self.buffered_bytes
 
     def take_outgoing(self, now: int) -> list[Buffer]:
         """Return the bytes to write, in order; the driver then calls `note_buffered`."""
@@ -476,7 +476,7 @@ class AmqpConnection:
 
     def note_buffered(self, size: int) -> None:
         """Record how many bytes the driver has fetched and not yet written."""
-        self._buffered = size
+        self.buffered_bytes = size
 
     # -- time ----------------------------------------------------------------------------------
 

@@ -22,13 +22,14 @@ from twinbus.protocol.operations import UNIT_BYTES, Load, Operation, Purpose
 from twinbus.protocol.origins import OriginKind, origin_kind
 from twinbus.protocol.table import row_of
 
+_FOR_MESSAGES = (c.Receive, c.LeaseRange)
 SEND = c.Send.__name__  # the operation kind of sends
 METER_SCHEMA = pa.schema(list(SCHEMAS[LedgerKind.OPERATIONS])[1:])  # without `bucket`: all periods
 
 
 def found_nothing(command: c.Command[object], reply: object) -> bool:
     """Return whether a request for messages returned none."""
-    if not isinstance(command, c.Receive | c.LeaseRange):
+    if not isinstance(command, _FOR_MESSAGES):
         return False
     return reply is None or (isinstance(reply, pa.RecordBatch) and not reply.num_rows)
 

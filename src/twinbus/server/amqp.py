@@ -105,10 +105,13 @@ class ServiceBusConnection(ClientConnection):
         conversation, transport = self.conversation, self.transport
         amqp = conversation.amqp
         # Fewer buffered bytes may allow the conversation to write more.
-        conversation.note_buffered(unwritten_bytes(transport))
+        if conversation.waits_for_room:
+            conversation.note_buffered(unwritten_bytes(transport))
         while amqp.has_outgoing and not self._is_full and not transport.is_closing():
             self._write(b"".join(amqp.take_outgoing(now_us())))
-            conversation.note_buffered(unwritten_bytes(transport))
+            left = unwritten_bytes(transport)
+            if left or conversation.waits_for_room:
+                conversation.note_buffered(left)
         if self._is_counted or conversation.must_be_counted:
             self._note_usage(conversation.reply_bytes, conversation.request_bytes)
         if conversation.has_requests:

@@ -143,7 +143,7 @@ class Turns:
 
     def _look_at_flushes(self) -> None:
         flushes = self._namespace.flushes
-        if flushes.count != self._flushes.count:
+        if flushes.total != self._flushes.total:
             self._flushes = flushes
             self.place.observe(flushes.last_us)
 

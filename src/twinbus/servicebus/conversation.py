@@ -197,6 +197,12 @@ class ServiceBusConversation:
         """The size of the messages in unanswered requests."""
         return self._work.request_bytes
 
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether `note_buffered` may find something to do when the driver has no bytes left."""
+        amqp, work = self.amqp, self._work
+        return amqp.buffered_bytes > 0 or work.is_stalled or work.has_deferred or amqp.has_events
+
     def note_buffered(self, size: int) -> None:
         """Record the number of unwritten bytes of the driver; deliver more if they are few."""
         amqp, work = self.amqp, self._work

@@ -331,6 +331,11 @@ class Work:
         request.reply_bytes = 0
         self.submit_deferred()
 
+    @property
+    def has_deferred(self) -> bool:
+        """Whether requests wait until there is room for their replies."""
+        return bool(self._deferred)
+
     def submit_deferred(self) -> None:
         """Submit deferred requests while there is room for their replies.
 

@@ -16,7 +16,7 @@ from twinbus.entities import (
     forward_targets,
 )
 from twinbus.errors import EntityNotFoundError, InvalidArgumentError
-from twinbus.limits import MAX_FORWARD_HOPS
+from twinbus.limits import MAX_FORWARD_HOPS, MAX_FOUND_PATHS
 
 _DEAD_LETTER = DEAD_LETTER_SUFFIX.lower()
 
@@ -28,6 +28,8 @@ class Directory:
         self._shared = shared
         self._entities: dict[str, Entity] = {}  # by lower-case path
         self._queues: dict[int, Queue] = {}  # by number in the log
+        # By path as clients write it: the entity, and the queue of the path.
+        self._found: dict[str, tuple[Entity, Queue]] = {}
         self.next_number = 1
         self.topics = 0  # number of topics
 
@@ -57,6 +59,15 @@ class Directory:
 
     def queue(self, path: str) -> tuple[Entity, Queue]:
         """Return the entity of a path, and the queue from which its messages are received."""
+        found = self._found.get(path)
+        if found is None:
+            found = self._search(path)
+            if len(self._found) >= MAX_FOUND_PATHS:
+                self._found.clear()
+            self._found[path] = found
+        return found
+
+    def _search(self, path: str) -> tuple[Entity, Queue]:
         if isinstance(path, str) and path.lower().endswith(_DEAD_LETTER):
             entity = self.entity(path[: -len(_DEAD_LETTER)])
             if entity.queue.dead_letter is not None:
@@ -78,11 +89,16 @@ class Directory:
 
     def metered_path(self, path: str) -> str:
         """Return the path under which operations are metered: an unknown path becomes ""."""
+        found = self._found.get(path)
+        if found is not None:
+            entity, queue = found
+            known = entity.description.path
+            return known if queue is entity.queue else dead_letter_path(known)
         name = path.lower()
-        entity = self.find(name.removesuffix(_DEAD_LETTER))
-        if entity is None:
+        named = self.find(name.removesuffix(_DEAD_LETTER))
+        if named is None:
             return ""
-        known = entity.description.path
+        known = named.description.path
         return dead_letter_path(known) if name.endswith(_DEAD_LETTER) else known
 
     def queue_numbered(self, number: int) -> Queue | None:
@@ -100,6 +116,7 @@ class Directory:
 
     def add(self, entity: Entity) -> None:
         """Add an entity and its queues; a subscription is also added to its topic."""
+        self._found.clear()
         self._entities[entity.description.path.lower()] = entity
         for queue in entity.queues:
             self._queues[queue.entity] = queue
@@ -114,6 +131,7 @@ class Directory:
 
     def remove(self, entity: Entity) -> None:
         """Remove an entity and its queues; a subscription is also removed from its topic."""
+        self._found.clear()
         del self._entities[entity.description.path.lower()]
         self.topics -= isinstance(entity, Topic)
         for queue in entity.queues:

@@ -363,7 +363,7 @@ class Queue:
         row = self.waiting.locked_row(number, lock)
         if row is None:
             raise self._lock_lost([token_of(lock, number)], 0)
-        commit.kept.gone_one(self.entity, number, Cause.COMPLETED)
+        commit.kept.completed_one(self.entity, number)
         self.shared.bodies.release_one(self.waiting.complete(row))
 
     def renew(self, tokens: pa.Array, now: int) -> int:

@@ -238,7 +238,8 @@ class Waiting:
         if start == self._capacity:
             self._make_room(1)
         if self._undo.is_on:
-            self._note_undo()
+            bounds = (self._first_active, self.next_due, self.next_expiry)
+            self._undo.note(partial(self._remove_last, size, bounds))
         columns = self._columns
         columns["sequence"][start] = sequence
         columns["state"][start] = _PENDING
@@ -265,6 +266,14 @@ class Waiting:
         self.size_in_bytes += size
         self._first_active = min(self._first_active, start)
         return start
+
+    def _remove_last(self, size: int, bounds: tuple[int, int, int]) -> None:
+        """Undo `add_one`: `size` is that of the row, `bounds` are those before it."""
+        self._end -= 1
+        self.live -= 1
+        self.counts[_PENDING] -= 1
+        self.size_in_bytes -= size
+        self._first_active, self.next_due, self.next_expiry = bounds
 
     def _make_room(self, count: int) -> None:
         if self._end + count <= self._capacity:

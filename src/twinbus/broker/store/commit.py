@@ -28,6 +28,7 @@ from twinbus.protocol.operations import Operation
 from twinbus.protocol.origins import sender_number
 from twinbus.protocol.requests import Request
 
+_GONE, _COMPLETED = State.GONE.value, Cause.COMPLETED.value
 TAKEN = "taken"  # a fact with packed numbers of an origin; older logs have "transferred", in JSON
 
 
@@ -108,9 +109,9 @@ class Entries:
         """Add that messages left an entity, with the cause in the column of failures."""
         self.change(entity, sequence, State.GONE, cause.value)
 
-    def gone_one(self, entity: int, sequence: int, cause: Cause) -> None:
-        """Add that one message left an entity, as `gone` does, but without arrays."""
-        self.changes.append(ChangeRow(entity, sequence, State.GONE.value, cause.value))
+    def completed_one(self, entity: int, sequence: int) -> None:
+        """Add that one message was completed, as `gone` does, but without arrays."""
+        self.changes.append(ChangeRow(entity, sequence, _GONE, _COMPLETED))
 
 
 class Transferred(NamedTuple):

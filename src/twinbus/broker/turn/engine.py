@@ -392,7 +392,7 @@ class Engine:
         for times in commit.history_times():
             self._compaction.note_history(places[0].segment, *times)
         duration = self._clock.now_us() - began
-        self.flushes = Flushes(self.flushes.count + 1, duration)
+        self.flushes = Flushes(self.flushes.total + 1, duration)
         if duration < SLOW_FLUSH_US and self.health.is_well:
             return
         now = self._time.now_us()

@@ -6,6 +6,7 @@ the server's loop read them. A value never changes, so reading it needs no lock.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -40,11 +41,10 @@ class Recovery:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Flushes:
+class Flushes(NamedTuple):
     """How often the log was flushed since the start, and how long the last flush took."""
 
-    count: int = 0
+    total: int = 0
     last_us: int = 0
 
 

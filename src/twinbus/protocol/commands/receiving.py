@@ -127,8 +127,10 @@ class Settle(EntityCommand[None]):
     def __post_init__(self) -> None:
         EntityCommand.__post_init__(self)
         _check_tokens(self.lock_tokens)
-        check_type("disposition", self.disposition, Disposition)
-        check_reason(self.reason, self.description)
+        if type(self.disposition) is not Disposition:
+            check_type("disposition", self.disposition, Disposition)
+        if self.reason is not None or self.description is not None:
+            check_reason(self.reason, self.description)
 
 
 @dataclass(frozen=True, slots=True)

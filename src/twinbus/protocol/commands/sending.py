@@ -85,7 +85,7 @@ class Send(EntityCommand[SendReceipt]):
         path = self.path
         if type(path) is not str or len(path) > MAX_ADDRESS_CHARACTERS or not path.isprintable():
             EntityCommand.__post_init__(self)
-        if type(self.origin) is not Origin:
+        if self.origin is not None and type(self.origin) is not Origin:
             check_type("origin", self.origin, Origin, NoneType)
         messages = self.messages
         if type(messages) is not list:
