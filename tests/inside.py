@@ -12,6 +12,7 @@ import numpy as np
 
 from twinbus.amqp.connection import AmqpConnection
 from twinbus.amqp.deliveries import UnsettledDeliveries
+from twinbus.broker.entities.directory import Directory
 from twinbus.broker.queue.waiting import Waiting
 from twinbus.broker.turn.engine import Engine
 from twinbus.errors import MessagingError
@@ -269,3 +270,8 @@ def forget_links(azure: AzureNamespace) -> None:
 def open_links(azure: AzureNamespace) -> list[Any]:
     """Return the idle links that are open, to break them as a network does."""
     return [link for links in azure._links._idle.values() for link in links if link.is_open]
+
+
+def forget_found_paths(directory: Directory) -> None:
+    """Let a directory search again for every path."""
+    directory._found.clear()

@@ -123,6 +123,39 @@ def test_one_completed_row_is_counted_like_many_and_can_be_put_back(
     assert state_of(short) == before
 
 
+ADDED = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.booleans()), max_size=5)
+
+
+@given(ADDED, ADDED, st.booleans())
+@replayed
+def test_rows_that_were_added_one_by_one_are_removed_like_others_when_a_command_fails(
+    kept: list[tuple[int, int, bool]], undone: list[tuple[int, int, bool]], expire: bool
+) -> None:
+    states = []
+    for is_short in (True, False):
+        undo = Undo()
+        waiting = locked(2, undo)
+        number = 2
+        for rows, keeps in ((kept, True), (undone, False)):
+            if not keeps:
+                before = state_of(waiting), waiting.next_due, waiting.next_expiry
+            undo.begin()
+            for size, moment, has_due in rows:
+                number += 1
+                more = {"expires": moment} if expire else {}
+                more |= {"due": moment} if has_due else {}
+                if is_short:
+                    waiting.add_one(number, 0, size, number, **more)
+                else:
+                    waiting.add(Rows(np.array([number]), 0, size, number, 0, **more))
+            if keeps:
+                undo.end()
+        undo.roll_back()
+        assert (state_of(waiting), waiting.next_due, waiting.next_expiry) == before
+        states.append(before)
+    assert states[0] == states[1]
+
+
 def completed(site: Site, tokens: Sequence[pa.Array]) -> list[str]:
     """Complete messages one by one; return what became of each."""
     found = []

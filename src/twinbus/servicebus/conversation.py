@@ -62,7 +62,6 @@ from twinbus.errors import (
 )
 from twinbus.limits import (
     AUTHENTICATION_US,
-    COUNTED_STEP_BYTES,
     MAX_TOKEN_ANSWERS,
     MAX_TOKEN_MESSAGE_BYTES,
     MAX_WAIT,
@@ -184,8 +183,7 @@ class ServiceBusConversation:
     @property
     def must_be_counted(self) -> bool:
         """Whether the driver must count the bytes of replies or requests under the client's key."""
-        work = self._work
-        return work.reply_bytes >= COUNTED_STEP_BYTES or work.request_bytes >= COUNTED_STEP_BYTES
+        return self._work.must_be_counted
 
     @property
     def reply_bytes(self) -> int:

@@ -301,7 +301,7 @@ class Receiving:
         try:
             disposition, reason, description = disposition_of(reported.state)
             for part in _parts(reported):
-                tokens = token_column(b"".join([_token_of(tag) for _, tag in part.deliveries]))
+                tokens = token_column(_tokens_of(part.deliveries))
                 command = Settle(self.path, tokens, disposition, reason, description)
                 then = _forget if reported.is_settled else partial(self._answer, part)
                 self._work.ask(self.path, command, then)
@@ -388,6 +388,13 @@ def _parts(reported: OutcomeReported) -> Sequence[OutcomeReported]:
         reported._replace(deliveries=deliveries[at : at + SHOWN_LOST])
         for at in range(0, len(deliveries), SHOWN_LOST)
     ]
+
+
+def _tokens_of(deliveries: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return the bytes of the lock tokens of deliveries."""
+    if len(deliveries) == 1:
+        return _token_of(deliveries[0][1])
+    return b"".join([_token_of(tag) for _, tag in deliveries])
 
 
 def _token_of(tag: bytes) -> bytes:

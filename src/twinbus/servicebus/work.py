@@ -311,6 +311,11 @@ class Work:
         """The size of the messages in unanswered requests."""
         return self._open_bytes
 
+    @property
+    def must_be_counted(self) -> bool:
+        """Whether replies or requests have so many bytes that they count under the client's key."""
+        return self.reply_bytes >= COUNTED_STEP_BYTES or self._open_bytes >= COUNTED_STEP_BYTES
+
     def _has_room(self, request: LinkRequest) -> bool:
         """Return whether the reply to a request fits into the bounds of the connection and key."""
         more = request.reply_bytes
@@ -410,7 +415,8 @@ class Work:
 
     def answer(self, request: LinkRequest, value: Any) -> None:
         """Process a reply; if it is no longer needed, release its locks."""
-        self._release_room(request)
+        if request.reply_bytes or self._deferred:
+            self._release_room(request)
         if request.is_open:
             request.is_open = False
             self._count(request, -1)

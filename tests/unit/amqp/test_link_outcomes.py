@@ -1,6 +1,11 @@
 """Outcomes of AMQP deliveries: reported, settled and forgotten."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.amqp.ends import (
     BEGIN,
@@ -14,7 +19,14 @@ from tests.unit.amqp.ends import (
     linked_sender,
     sender_options,
 )
-from twinbus.amqp.events import DeliveriesSettled, Delivery, LinkDetached, OutcomeReported
+from tests.unit.properties import replayed
+from twinbus.amqp.events import (
+    DeliveriesSettled,
+    Delivery,
+    LinkDetached,
+    OutcomeReported,
+    WindowOpened,
+)
 from twinbus.amqp.performatives import (
     ACCEPTED,
     RECEIVER,
@@ -194,3 +206,47 @@ def test_a_sender_may_settle_before_the_receiver_has_reported() -> None:
     pair.run()
     assert pair.server.of(DeliveriesSettled) == [DeliveriesSettled(second, [number])]
     assert not second.settle(number)
+
+
+OUTCOMES = st.sampled_from([None, ACCEPTED, RELEASED, Received(section_number=0, section_offset=0)])
+REPORTS = st.lists(
+    st.tuples(st.integers(0, 7), st.integers(0, 3), OUTCOMES, st.booleans(), st.booleans())
+)
+Report = tuple[int, int, Any, bool, bool]
+
+
+def effects_of(reports: Sequence[Report], *, one_by_one: bool) -> tuple[Any, ...]:
+    """Report outcomes of six deliveries; return what the sender learns and still remembers.
+
+    A report is about `more` deliveries after the first, as a range or as one frame for each.
+    """
+    peer = RawPeer(is_client=True, max_unsettled=6)
+    link = peer.connection.begin().attach_sender("a", sender_options())
+    peer.send(OPEN, replace(BEGIN, remote_channel=0))
+    peer.send(attach("a", role=RECEIVER, initial_delivery_count=None))
+    peer.send(flow(0, window=50, credit=50))
+    for _ in range(6):
+        link.send(b"x")
+    learned: list[Any] = []
+    for first, more, state, settled, confirms in reports:
+        known = len(peer.events)
+        ends = [(n, n) for n in range(first, first + more + 1)]
+        for begin, end in ends if one_by_one else [(first, first + more)]:
+            peer.send(
+                DispositionFrame(role=RECEIVER, first=begin, last=end, state=state, settled=settled)
+            )
+        found = peer.events[known:]
+        outcomes = [event for event in found if isinstance(event, OutcomeReported)]
+        pairs = [
+            (pair, event.state, event.is_settled) for event in outcomes for pair in event.deliveries
+        ]
+        learned.append((pairs, any(isinstance(event, WindowOpened) for event in found)))
+        if confirms:
+            learned.append([link.settle(n) for n in range(first, first + more + 1)])
+    return learned, link.unsettled, link.may_send
+
+
+@given(REPORTS)
+@replayed
+def test_outcomes_reported_one_by_one_have_the_effect_of_a_range(reports: list[Report]) -> None:
+    assert effects_of(reports, one_by_one=True) == effects_of(reports, one_by_one=False)

@@ -85,6 +85,8 @@ class Log:
         self.is_full = False
         self._lock, self.seen_record = lock_directory(directory)
         self.segments: dict[int, Segment] = {}  # oldest first
+        self._newest: Segment | None = None  # the active segment, to which records are appended
+        self._older_bytes = 0  # size of all other segments
         self.cut_bytes = 0  # size of the torn tail found at the start
         self._next_record = 1
         self._descriptor = -1
@@ -101,6 +103,7 @@ class Log:
         self.segments = reader.segments
         yield from reader.records()
         self._next_record, self.cut_bytes = reader.next_record, reader.cut_bytes
+        self._note_segments()
         if self.segments:
             self._descriptor = self._storage.create(self._active().path)
             self._make_durable(self._active())
@@ -171,9 +174,9 @@ class Log:
 
     @property
     def _wants_new_segment(self) -> bool:
-        if not self.segments or self._has_leftovers:
+        active = self._newest
+        if active is None or self._has_leftovers:
             return True
-        active = self._active()
         is_old = active.version < FORMAT_VERSION  # readers of that version cannot read new records
         return is_old or active.size - active.head >= self._segment_bytes
 
@@ -185,7 +188,7 @@ class Log:
     @property
     def size_in_bytes(self) -> int:
         """The size of all segments in bytes."""
-        return sum([segment.size for segment in self.segments.values()])
+        return self._older_bytes + (0 if self._newest is None else self._newest.size)
 
     @property
     def size_without_heads(self) -> int:
@@ -373,6 +376,7 @@ class Log:
         self._descriptor = descriptor
         self._written_to = written
         self.segments[number] = segment
+        self._note_segments()
 
     def _spares(self) -> list[Path]:
         """Return the files of dropped segments that can be overwritten."""
@@ -423,6 +427,7 @@ class Log:
         if self._descriptor >= 0 and number == self._active().number:
             self._end_segment()
         segment = self.segments.pop(number)
+        self._note_segments()
         with suppress(OSError):  # a file that remains is read again at the next start
             if self._descriptor >= 0:
                 self._remove_unfinished()
@@ -459,7 +464,14 @@ class Log:
             self._storage.sync_directory(self.directory)
 
     def _active(self) -> Segment:
-        return next(reversed(self.segments.values()))
+        assert self._newest is not None
+        return self._newest
+
+    def _note_segments(self) -> None:
+        """Take note that a segment was added or removed."""
+        segments = list(self.segments.values())
+        self._newest = segments.pop() if segments else None
+        self._older_bytes = sum(segment.size for segment in segments)
 
     def close(self) -> None:
         """Release the files and the directory."""
