@@ -144,6 +144,8 @@ class Queue:
         """The bytes of its messages, sessions and session states that count for quotas."""
         waiting, sessions = self.waiting, self.sessions
         message_bytes = max(waiting.size_in_bytes, MIN_QUOTA_BYTES * waiting.live)
+        if not self.settings.requires_session:
+            return message_bytes
         return message_bytes + sessions.state_bytes + SESSION_QUOTA_BYTES * len(sessions)
 
     def origin_at(self, at: Indices) -> tuple[str, Indices]:
