@@ -1,6 +1,8 @@
 """Sends that end early: every caller gets its outcome once."""
 
 import asyncio
+import gc
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +10,7 @@ import pytest
 
 pytest.importorskip("pika")
 
-
+from twinbus import BrokeredMessage
 from twinbus.clock import ManualClock
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
@@ -132,3 +134,19 @@ def test_after_a_refusal_the_next_message_goes_over_a_new_channel() -> None:
     assert new is not old
     assert closed
     assert [type(result) for result in results] == [QuotaExceededError]
+
+
+def test_the_messages_of_a_finished_send_do_not_wait_for_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[Dispatch] = []
+    runner = CommandRunner(WHERE, ManualClock())
+    monkeypatch.setattr(runner._publisher, "begin", begun.append)
+    runner.begin(RabbitJob(BlockingRequest(Send("orders", [BrokeredMessage(b"x")]))), None)
+    holder = weakref.ref(begun[0].encode)  # it refers to the messages
+    gc.disable()
+    try:
+        begun.pop().finish(None)
+        assert holder() is None
+    finally:
+        gc.enable()

@@ -110,17 +110,23 @@ class Dispatch:
             return
         if error is not None and self.accepted:
             error = with_accepted(error, self.accepted)
+        on_result = self._on_result
         self.abandon()
-        self._on_result(error)
+        on_result(error)
 
     def accept(self, index: int) -> None:
         """Note that the broker has accepted a publication."""
         self.accepted.append(self._rows[index])
 
     def abandon(self) -> None:
-        """Stop reporting to the caller."""
+        """Stop reporting to the caller.
+
+        `on_result` usually refers to the caller's job, and the job to this object. Such a cycle
+        would keep the messages in memory until the garbage collector finds it.
+        """
         self.is_done = True
         self.on_end(self)
+        self._on_result = _ignore
 
 
 def with_accepted(error: MessagingError, rows: Sequence[int]) -> MessagingError:
@@ -131,6 +137,10 @@ def with_accepted(error: MessagingError, rows: Sequence[int]) -> MessagingError:
 
 def _do_nothing(_dispatch: Dispatch) -> None:
     """Do nothing: the `on_end` of a send that no publisher has started."""
+
+
+def _ignore(_error: MessagingError | None) -> None:
+    """Do nothing with the result of a send to which nobody listens any more."""
 
 
 @dataclass(slots=True)
