@@ -23,7 +23,7 @@ from twinbus.message import (  # noqa: E402
     to_messages,
 )
 from twinbus.namespace.rabbitmq import columns  # noqa: E402
-from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered  # noqa: E402
+from twinbus.namespace.rabbitmq.columns import Deliveries, delivered  # noqa: E402
 from twinbus.namespace.rabbitmq.messages import (  # noqa: E402
     Publication,
     check_frame,
@@ -56,11 +56,17 @@ def sent(message: BrokeredMessage, **how: Any) -> Any:
     return decoded
 
 
-def delivery(found: bytes, body: bytes = b"") -> RabbitDelivery:
-    return RabbitDelivery(1, found, body)
+Delivery = tuple[bytes, bytes]  # properties and body
 
 
-def received(*deliveries: RabbitDelivery) -> list[BrokeredMessage]:
+def delivery(found: bytes, body: bytes = b"") -> Delivery:
+    return found, body
+
+
+def received(*messages: Delivery) -> list[BrokeredMessage]:
+    deliveries = Deliveries()
+    for tag, (found, body) in enumerate(messages):
+        deliveries.add(tag, found, body)
     return to_messages(delivered(deliveries, pa.nulls(len(deliveries), LOCK_TOKEN)))
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -69,31 +69,54 @@ _DEATHS = "x-death"
 _NOTHING: Headers = {}
 
 
-class RabbitDelivery(NamedTuple):
-    """A message that the broker has delivered and that is not yet acknowledged."""
+class Deliveries:
+    """Messages that the broker has delivered, in order, and that are not yet acknowledged.
 
-    tag: int
-    encoded: bytes  # its properties
-    body: bytes
+    The values of a message are in lists at the same index: Python's garbage collector would look at
+    an object per message again and again.
+    """
 
-    @property
-    def size(self) -> int:
-        """How many bytes it takes, headers included."""
-        return len(self.encoded) + len(self.body)
+    __slots__ = ("bodies", "encoded", "size", "tags")
+
+    def __init__(self) -> None:
+        self.tags: list[int] = []  # the delivery tags
+        self.encoded: list[bytes] = []  # the properties
+        self.bodies: list[bytes] = []
+        self.size = 0  # in bytes, properties included
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def add(self, tag: int, encoded: bytes, body: bytes) -> None:
+        """Add a message."""
+        self.tags.append(tag)
+        self.encoded.append(encoded)
+        self.bodies.append(body)
+        self.size += len(encoded) + len(body)
+
+    def remove_excess(self, max_bytes: int) -> list[int]:
+        """Remove the messages beyond a number of bytes, but not the first; return their tags."""
+        count = len(self.tags)
+        while count > 1 and self.size > max_bytes:
+            count -= 1
+            self.size -= len(self.encoded[count]) + len(self.bodies[count])
+        removed = self.tags[count:]
+        del self.tags[count:], self.encoded[count:], self.bodies[count:]
+        return removed
 
 
-def delivered(deliveries: Sequence[RabbitDelivery], tokens: pa.Array) -> pa.RecordBatch:
+def delivered(deliveries: Deliveries, tokens: pa.Array) -> pa.RecordBatch:
     """Return deliveries as a batch of DELIVERY_SCHEMA; raise pika's error for a malformed one."""
     count = len(deliveries)
     cells, bags = _Cells(count), _Bags(count)
-    for row in _add_alike(cells, bags, deliveries):
-        properties = read_properties(deliveries[row].encoded)
+    for row in _add_alike(cells, bags, deliveries.encoded):
+        properties = read_properties(deliveries.encoded[row])
         headers = properties.get("headers") or _NOTHING
         _add_fields(cells, row, properties, headers)
         if headers:
             bags.add(row, headers)
     columns = {
-        "body": pa.array([delivery.body for delivery in deliveries], pa.binary()),
+        "body": pa.array(deliveries.bodies, pa.binary()),
         "properties": bags.column(),
         "sequence_number": _repeated("sequence_number", 0, count),
         "delivery_count": cells.column("delivery_count").fill_null(0),
@@ -133,23 +156,21 @@ def _spread(chunks: Sequence[_Chunk], count: int, kind: pa.DataType) -> pa.Array
 # -- messages with the same layout -----------------------------------------------------------------
 
 
-def _add_alike(
-    cells: "_Cells", bags: "_Bags", deliveries: Sequence[RabbitDelivery]
-) -> Sequence[int]:
+def _add_alike(cells: "_Cells", bags: "_Bags", encoded: Sequence[bytes]) -> Sequence[int]:
     """Add messages that have their layout in common with many; return the rows of the others."""
     by_length: dict[int, list[int]] = {}
-    for row, delivery in enumerate(deliveries):
-        by_length.setdefault(len(delivery.encoded), []).append(row)
+    for row, properties in enumerate(encoded):
+        by_length.setdefault(len(properties), []).append(row)
     others: list[int] = []
     for length, rows in by_length.items():
         if len(rows) < RABBITMQ_ALIKE:
             others += rows
             continue
-        data = b"".join([deliveries[row].encoded for row in rows])
+        data = b"".join([encoded[row] for row in rows])
         matrix = np.frombuffer(data, np.uint8).reshape(len(rows), length)
         left = np.asarray(rows)
         while len(left) >= RABBITMQ_ALIKE:
-            layout = layout_of(deliveries[int(left[0])].encoded)
+            layout = layout_of(encoded[int(left[0])])
             found = None if layout is None else layout.rows_of(matrix)
             if layout is None or found is None or len(found) < RABBITMQ_ALIKE:
                 break

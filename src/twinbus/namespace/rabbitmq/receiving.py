@@ -37,7 +37,7 @@ from twinbus.limits import (
     SHOWN_LOST,
 )
 from twinbus.message import LOCK_TOKEN
-from twinbus.namespace.rabbitmq.columns import RabbitDelivery, delivered
+from twinbus.namespace.rabbitmq.columns import Deliveries, delivered
 from twinbus.namespace.rabbitmq.connections import BrokerChannel, BrokerConnection
 from twinbus.namespace.rabbitmq.framing import Content
 from twinbus.namespace.rabbitmq.messages import Publication, dead_letter
@@ -74,7 +74,7 @@ class LockKeeper:
             raise
         self._note_size(command.path, deliveries)
         if command.mode is ReceiveMode.RECEIVE_AND_DELETE:
-            inlet.acknowledge(_tags(deliveries))
+            inlet.acknowledge(deliveries.tags)
             tokens = pa.nulls(len(deliveries), LOCK_TOKEN)
         else:
             tokens = self._lock(inlet, deliveries)
@@ -101,28 +101,27 @@ class LockKeeper:
 
     async def _deliveries(
         self, inlet: "_ReceivingChannel", command: Receive, most: int
-    ) -> list[RabbitDelivery]:
-        deliveries: list[RabbitDelivery] = []
+    ) -> Deliveries:
+        deliveries = Deliveries()
         limit = command.max_bytes
         try:
             left = await inlet.fetch(deliveries)
             while left > 0 and 0 < min(left, most - len(deliveries)) <= RABBITMQ_FEW:
-                if _size(deliveries) >= limit:
+                if deliveries.size >= limit:
                     break
                 left = await inlet.fetch(deliveries)
             wanted = min(most - len(deliveries), left) if deliveries else most
             wanted = min(wanted, _fitting(deliveries, limit))
             wait_s = 0.0 if deliveries else command.wait.total_seconds()
-            if (wait_s or deliveries) and wanted > 0 and _size(deliveries) < limit:
+            if (wait_s or deliveries) and wanted > 0 and deliveries.size < limit:
                 await inlet.consume(deliveries, wanted, wait_s, limit)
         except BaseException:
-            inlet.give_back(_tags(deliveries))
+            inlet.give_back(deliveries.tags)
             raise
         if inlet.channel.ended is not None:  # RabbitMQ requeues all deliveries of a closed channel
             raise refusal_of(inlet.channel.ended, command.path)
-        excess = _excess(deliveries, limit)
-        inlet.give_back(_tags(excess))
-        return deliveries[: len(deliveries) - len(excess)]
+        inlet.give_back(deliveries.remove_excess(limit))
+        return deliveries
 
     async def _take_inlet(self, path: str) -> "_ReceivingChannel":
         inlet = self._free.pop(path, None)
@@ -145,24 +144,24 @@ class LockKeeper:
         inlet.is_retired = True
         inlet.close_if_unused()
 
-    def _note_size(self, path: str, deliveries: Sequence[RabbitDelivery]) -> None:
+    def _note_size(self, path: str, deliveries: Deliveries) -> None:
         if deliveries:
-            average = _size(deliveries) / len(deliveries)
+            average = deliveries.size / len(deliveries)
             self._sizes[path] = (self._sizes.pop(path, average) + average) / 2
             if len(self._sizes) > RABBITMQ_FREE_CHANNELS:
                 del self._sizes[next(iter(self._sizes))]
 
     # -- locks ---------------------------------------------------------------------------------
 
-    def _lock(self, inlet: "_ReceivingChannel", deliveries: Sequence[RabbitDelivery]) -> pa.Array:
+    def _lock(self, inlet: "_ReceivingChannel", deliveries: Deliveries) -> pa.Array:
         """Return the lock tokens of deliveries."""
-        key = inlet.key
-        for delivery in deliveries:
-            inlet.locked[delivery.tag] = delivery.encoded, delivery.body
-            self._bytes += delivery.size
+        key, pack = inlet.key, _TOKEN.pack
+        contents = zip(deliveries.encoded, deliveries.bodies, strict=True)
+        inlet.locked.update(zip(deliveries.tags, contents, strict=True))
+        self._bytes += deliveries.size
         self._count += len(deliveries)
         self._locked[key] = inlet
-        return pa.array([_TOKEN.pack(key, delivery.tag) for delivery in deliveries], LOCK_TOKEN)
+        return pa.array([pack(key, tag) for tag in deliveries.tags], LOCK_TOKEN)
 
     def _forget(self, inlet: "_ReceivingChannel", tags: Iterable[int]) -> None:
         for tag in tags:
@@ -226,15 +225,7 @@ def _lost(tokens: Sequence[bytes], path: str) -> MessageLockLostError:
     )
 
 
-def _tags(deliveries: Sequence[RabbitDelivery]) -> list[int]:
-    return [delivery.tag for delivery in deliveries]
-
-
-def _size(deliveries: Sequence[RabbitDelivery]) -> int:
-    return sum(delivery.size for delivery in deliveries)
-
-
-def _fitting(deliveries: Sequence[RabbitDelivery], limit: int) -> int:
+def _fitting(deliveries: Deliveries, limit: int) -> int:
     """Return how many more messages of the same size fit; without messages, as many as allowed.
 
     A larger prefetch would be wrong: the broker sends that many, and counts a delivery even of
@@ -242,18 +233,8 @@ def _fitting(deliveries: Sequence[RabbitDelivery], limit: int) -> int:
     """
     if not deliveries:
         return RABBITMQ_PREFETCH
-    size = _size(deliveries)
+    size = deliveries.size
     return max((limit - size) * len(deliveries) // max(size, 1), 1)
-
-
-def _excess(deliveries: Sequence[RabbitDelivery], limit: int) -> Sequence[RabbitDelivery]:
-    """Return the last deliveries beyond a number of bytes; the first is never among them."""
-    total = 0
-    for at, delivery in enumerate(deliveries):
-        total += delivery.size
-        if at and total > limit:
-            return deliveries[at:]
-    return ()
 
 
 class _ReceivingChannel:
@@ -292,7 +273,7 @@ class _ReceivingChannel:
         if self.channel.is_open:
             self.channel.pika.basic_nack(content.tag)
 
-    async def fetch(self, deliveries: list[RabbitDelivery]) -> int:
+    async def fetch(self, deliveries: Deliveries) -> int:
         """Fetch a message; return how many more there are, or -1 if there was none."""
         self._fetching = asyncio.get_running_loop().create_future()
         fetching = self._fetching
@@ -315,26 +296,23 @@ class _ReceivingChannel:
         if self._fetching is not None and not self._fetching.done():
             self._fetching.set_result(None)
 
-    def _take(self, deliveries: list[RabbitDelivery], content: Content) -> None:
+    def _take(self, deliveries: Deliveries, content: Content) -> None:
         _, tag, _, encoded, body = content
         self._open_tags.add(tag)
-        deliveries.append(RabbitDelivery(tag, encoded, body))
+        deliveries.add(tag, encoded, body)
 
     async def consume(
-        self, deliveries: list[RabbitDelivery], wanted: int, wait_s: float, max_bytes: int
+        self, deliveries: Deliveries, wanted: int, wait_s: float, max_bytes: int
     ) -> None:
         """Receive up to `wanted` messages; wait for the first if there are none yet."""
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
         full_at = len(deliveries) + wanted
         patience = RABBITMQ_KNOWN_GATHER_S if deliveries else RABBITMQ_GATHER_S
-        size = _size(deliveries)
 
         def take(content: Content) -> None:
-            nonlocal size
-            size += len(content.properties) + len(content.body)
             self._take(deliveries, content)
-            if len(deliveries) in (1, full_at) or size >= max_bytes:
+            if len(deliveries.tags) in (1, full_at) or deliveries.size >= max_bytes:
                 arrived.set()  # waking the receive for each message would cost more than reading it
 
         self._cancel = loop.create_future()
@@ -348,7 +326,7 @@ class _ReceivingChannel:
             if not deliveries:
                 await self._arrival(arrived, wait_s)
             before = 0
-            while before < len(deliveries) < full_at and size < max_bytes:
+            while before < len(deliveries) < full_at and deliveries.size < max_bytes:
                 before = len(deliveries)
                 arrived.clear()
                 await self._arrival(arrived, patience)
