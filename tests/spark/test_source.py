@@ -250,7 +250,7 @@ def test_a_task_of_a_write_that_is_repeated_sends_its_rows_once(
             raise RuntimeError("the first try fails")
 
     parts = spark.sparkContext.parallelize([0], 1).mapPartitions(fail_once)
-    rows = parts.toDF("body string, message_id string")
+    rows = spark.createDataFrame(parts, "body string, message_id string")
     write = rows.write.format("twinbus").mode("append")
     write.options(connection=connection, queue=QUEUE).save()
     assert twins.primary.metered("Send") > count / SINK_BATCH_MESSAGES + 1, "nothing was repeated"
