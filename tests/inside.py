@@ -186,6 +186,12 @@ def socket_of_client(client: ServerNamespace) -> socket.socket:
     return client._link._socket
 
 
+def waiting_callers(client: ServerNamespace) -> int:
+    """Return how many threads wait for the thread that reads replies: no user can see them."""
+    assert client._link is not None
+    return len(client._link._followers)
+
+
 def blocking_client(client: Any) -> Any:
     """Return the blocking client of an asyncio client, to end a call before its reply is used."""
     return client._blocking

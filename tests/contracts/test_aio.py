@@ -44,7 +44,11 @@ ORDERS, NEWS, SESSIONS = "orders", "news", "sessions"
 NOW = timedelta(0)
 SOON = timedelta(seconds=5)
 LONG = timedelta(minutes=5)
-INNER = {"courier", "request"}  # what parts of the library talk about among themselves
+INNER = {
+    "courier",
+    "joining_a_pairing",
+    "request",
+}  # what parts of the library talk about among themselves
 
 
 @dataclass

@@ -149,11 +149,14 @@ class ServerLink:
             self._renew_token()
             self._conversation.ask(caller, now, deadline)
             self._write()
-        while not caller.done:
-            if self._lead.acquire(blocking=False):
-                self._lead_until(lambda: caller.done, deadline)
-            else:
-                self._follow(caller, deadline)
+        try:
+            while not caller.done:
+                if self._lead.acquire(blocking=False):
+                    self._lead_until(lambda: caller.done, deadline)
+                else:
+                    self._follow(caller, deadline)
+        finally:
+            self._pass_unused_lead()
         return caller.outcome()
 
     def submit(self, command: Command[Any]) -> "Future[Any]":
@@ -180,9 +183,11 @@ class ServerLink:
             self._lead_until(lambda: caller.done, deadline)
             return
         left = None if deadline == NEVER_US else (deadline - now_us()) / SECOND_US
-        caller.sleep(left)
-        with suppress(ValueError):
-            self._followers.remove(caller)
+        try:
+            caller.sleep(left)
+        finally:
+            with suppress(ValueError):
+                self._followers.remove(caller)
         if not caller.done:
             self._tick()
             self._wake()  # the tick may have answered the request of the leader, too
@@ -198,6 +203,7 @@ class ServerLink:
                     self._lead_until(lambda: not self._submitted, NEVER_US)
                 else:
                     self._follow(follower, NEVER_US)
+            self._pass_unused_lead()
             complete_all(self._answered)
             if self.ended is not None:
                 return
@@ -242,6 +248,14 @@ class ServerLink:
                 return
         if self._submitted or self.ended is not None:
             self._thread_wakeup.set()
+
+    def _pass_unused_lead(self) -> None:
+        """Pass the lead on, if it was passed to this thread, which does not need it any more.
+
+        That is so if a request was answered, or its time was over, while its thread was woken.
+        """
+        if self._followers and not self._lead.locked():
+            self._pass_lead()
 
     def _wait_for_bytes(self) -> None:
         """Wait until the socket is ready, a timeout is due, or another thread wakes the leader."""
