@@ -10,8 +10,10 @@ import pytest
 
 from tests.soak.server_process import ServerProcess
 from twinbus import BrokeredMessage, MessagingFactory, OperationTimeoutError, RetryPolicy
+from twinbus.connection import ConnectionString
+from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol import client_conversation
-from twinbus.protocol.commands import Receive
+from twinbus.protocol.commands import Peek, Receive
 from twinbus.testing.pausing import resume_process
 
 QUEUE = "orders"
@@ -39,6 +41,14 @@ def test_a_send_to_a_hanging_server_ends_with_its_timeout(server: ServerProcess)
             sender.send_batch([BrokeredMessage(bytes(200_000)) for _ in range(100)])
         resume_process(server.pid)
         sender.send(BrokeredMessage(b"after"))
+
+
+def test_a_connection_that_is_not_open_in_time_is_a_timeout(server: ServerProcess) -> None:
+    with (
+        ServerNamespace(ConnectionString.parse(server.connection_string)) as namespace,
+        pytest.raises(OperationTimeoutError),
+    ):
+        namespace.ask(Peek(QUEUE), 1e-6)
 
 
 def test_a_long_poll_lives_on_while_the_server_answers(

@@ -218,10 +218,10 @@ class ServerLink:
                     if self._socket is None:
                         self._connect(deadline)
                     self._wait_for_bytes()
+                except MessagingError as error:  # first: some are also errors of the system
+                    self._end(error)
                 except OSError as error:
                     self._end(unreachable(self._connection, error))
-                except MessagingError as error:
-                    self._end(error)
                 if self._answered:
                     self._complete()
                 if self._conversation.ended is None and is_done():
