@@ -74,7 +74,8 @@ from twinbus.protocol.requests import Request
 from twinbus.protocol.table import largest_reply
 from twinbus.server import door, native, pacing
 from twinbus.servicebus import sending
-from twinbus.servicebus.messages import BATCH_FORMAT, STORED_HEAD, fingerprint, read_messages
+from twinbus.servicebus.messages import BATCH_FORMAT, STORED_HEAD, fingerprint
+from twinbus.servicebus.short_messages import read_messages
 
 pytestmark = pytest.mark.timeout(60)
 LARGE = 200_000

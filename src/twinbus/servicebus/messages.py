@@ -67,13 +67,6 @@ MOST_TTL_MS: Final = 2**32 - 1
 _AMQP: Final = 13  # the index of the sections in a row
 STORED_HEAD = struct.Struct("<B8s")
 _encode = msgspec.msgpack.Encoder().encode
-_SHORT_PROPERTIES: Final = bytes((0x00, 0x53, SectionKind.PROPERTIES, 0xC0))
-_SHORT_TEXT: Final = 0xA1
-_SHORT_DATA: Final = bytes((0x00, 0x53, SectionKind.DATA, 0xA0))
-_LONG_DATA: Final = bytes((0x00, 0x53, SectionKind.DATA, 0xB0))
-_FIELDS: Final = len(Properties.FIELDS)
-_NULLS: Final = b"\x40" * (_FIELDS - 1)
-_unpack_size: Final = struct.Struct(">I").unpack_from
 
 
 class BodyKind(IntEnum):
@@ -93,48 +86,6 @@ def encoded_messages(payload: Buffer, message_format: int) -> Sequence[Buffer]:
     if message_format != BATCH_FORMAT:
         return [payload]
     return AmqpMessage(payload).data_sections
-
-
-def read_messages(encoded: Sequence[Buffer]) -> list[BrokeredMessage]:
-    """Return decoded messages."""
-    return [
-        _read_plain(content) or read_message(AmqpMessage(content))
-        for content in map(bytes, encoded)
-    ]
-
-
-def _read_plain(payload: Buffer) -> BrokeredMessage | None:
-    """Return a message that has only an id and one data section; None if it has anything else.
-
-    This is the fast path of `read_message`: the simplest message that an SDK sends is of this form.
-    """
-    try:
-        if payload[:4] != _SHORT_PROPERTIES or payload[6] != _SHORT_TEXT or not payload[7]:
-            return None
-        count, id_end, end = payload[5], 8 + payload[7], 5 + payload[4]
-        if not 0 < count <= _FIELDS or end - id_end != count - 1:
-            return None
-        if payload[id_end:end] != _NULLS[: count - 1]:
-            return None
-        head = payload[end : end + 4]
-        if head == _SHORT_DATA:
-            begin, size = end + 5, payload[end + 4]
-        elif head == _LONG_DATA:
-            begin, size = end + 8, _unpack_size(payload, end + 4)[0]
-        else:
-            return None
-        if begin + size != len(payload):
-            return None
-        message_id = str(payload[8:id_end], "utf-8")
-    except (IndexError, struct.error, UnicodeDecodeError):
-        return None
-    # The same hash as `fingerprint` returns for a message with no other field.
-    known = xxhash.xxh3_64_digest(_encode([message_id]))
-    return BrokeredMessage(
-        body=bytes(payload[begin:]),
-        message_id=message_id,
-        amqp=STORED_HEAD.pack(BodyKind.DATA, known) + payload[:end],
-    )
 
 
 def read_message(message: AmqpMessage) -> BrokeredMessage:
@@ -183,7 +134,7 @@ def _native_fields(
         "reply_to": properties.reply_to,
         "reply_to_session_id": properties.reply_to_group_id,
         "partition_key": text_of(annotations.get(PARTITION_KEY)),
-        "time_to_live": _life(header),
+        "time_to_live": life_of(header),
         "scheduled_enqueue_time_utc": moment_of(annotations.get(SCHEDULED)),
         "application_properties": dict(_native_properties(application)),
     }
@@ -214,7 +165,7 @@ def text_of(value: Any) -> str | None:
     return str(value)
 
 
-def _life(header: Header | None) -> timedelta | None:
+def life_of(header: Header | None) -> timedelta | None:
     """Return a time to live; the largest value of AMQP means unlimited."""
     if header is None or header.ttl is None or header.ttl == MOST_TTL_MS:
         return None
@@ -269,6 +220,11 @@ def fingerprint(message: BrokeredMessage) -> bytes:
     fields = row[1:_AMQP]
     while fields and fields[-1] is None:
         fields.pop()
+    return hash_of(fields)
+
+
+def hash_of(fields: list[Any]) -> bytes:
+    """Return the fingerprint of a row's fields; see `fingerprint`."""
     return xxhash.xxh3_64_digest(_encode(fields))
 
 

@@ -13,7 +13,8 @@ from twinbus.limits import READ_STEP_MESSAGES, SERVICE_BUS_CREDIT
 from twinbus.message import BrokeredMessage
 from twinbus.protocol.commands import Send
 from twinbus.servicebus.conditions import condition_of
-from twinbus.servicebus.messages import encoded_messages, read_messages
+from twinbus.servicebus.messages import encoded_messages
+from twinbus.servicebus.short_messages import read_messages
 from twinbus.servicebus.work import Work
 
 
