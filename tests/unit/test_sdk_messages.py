@@ -1,5 +1,7 @@
-"""A message of code on the SDK that is diverted comes home with the ids that it was sent with."""
+"""Messages of code on the SDK: their native fields, and their ids when they come home."""
 
+from dataclasses import FrozenInstanceError, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -7,6 +9,7 @@ import pytest
 
 pytest.importorskip("azure.servicebus", reason="the SDK azure-servicebus is not installed")
 
+from azure.servicebus import ServiceBusMessage
 from azure.servicebus.amqp import AmqpAnnotatedMessage, AmqpMessageProperties
 
 from twinbus.amqp.message import AmqpMessage
@@ -49,3 +52,35 @@ def test_duplicate_detection_sees_the_same_id_whether_a_message_was_diverted(val
     message = of_sdk("message_id", value)
     direct = read_message(AmqpMessage(encoded(message.outgoing)))  # type: ignore[attr-defined]
     assert brought_home(message, by_azure=False).message_id == direct.message_id
+
+
+FULL: dict[str, Any] = {
+    "message_id": "1",
+    "session_id": "a",
+    "correlation_id": "b",
+    "content_type": "c",
+    "subject": "d",
+    "to": "e",
+    "reply_to": "f",
+    "reply_to_session_id": "g",
+    "partition_key": "a",
+    "time_to_live": timedelta(minutes=1),
+    "scheduled_enqueue_time_utc": datetime(2030, 1, 1, tzinfo=UTC),
+    "application_properties": {"tenant": "contoso", "attempt": 3},
+}
+
+
+@pytest.mark.parametrize("names", [[], *[[name] for name in FULL], list(FULL)], ids=str)
+def test_a_message_of_the_sdk_has_the_fields_that_a_broker_reads(names: list[str]) -> None:
+    sdk: Any = ServiceBusMessage(b"body", **{name: FULL[name] for name in {"message_id", *names}})
+    message = from_sdk(sdk)
+    read = read_message(AmqpMessage(encoded(message.outgoing)))  # type: ignore[attr-defined]
+    values = {each.name: getattr(message, each.name) for each in fields(BrokeredMessage)}
+    assert BrokeredMessage(**values | {"amqp": read.amqp}) == read
+
+
+def test_a_message_of_the_sdk_cannot_be_changed() -> None:
+    message = from_sdk(ServiceBusMessage(b"body"))
+    assert type(message) is SdkMessage
+    with pytest.raises(FrozenInstanceError):
+        message.subject = "changed"  # type: ignore[misc]

@@ -33,6 +33,7 @@ _NOT_NATIVE = (  # properties without a native field
     "creation_time",
     "group_sequence",
 )
+_ONLY_ID = (None,) * (len(Properties._fields) - 1)
 
 
 class SdkMessage(BrokeredMessage):
@@ -64,6 +65,27 @@ class SdkMessage(BrokeredMessage):
         """Return the message with a scheduled enqueue time."""
         values = {name: getattr(self, name) for name in BrokeredMessage.__dataclass_fields__}
         return replace(BrokeredMessage(**values), scheduled_enqueue_time_utc=at)
+
+
+class _Draft(BrokeredMessage):
+    """A message while `from_sdk` sets its fields: as in frozen.py, because that is quicker."""
+
+    __slots__ = SdkMessage.__slots__
+    __setattr__ = object.__setattr__
+
+    def __init__(self: Any, outgoing: Message, message_id: str | None) -> None:
+        self.outgoing = outgoing
+        self._sections = None
+        self.body = _body(outgoing)
+        self.message_id = message_id
+        self.application_properties = {}
+        self.session_id = self.correlation_id = self.content_type = self.subject = None
+        self.to = self.reply_to = self.reply_to_session_id = self.partition_key = None
+        self.time_to_live = self.scheduled_enqueue_time_utc = None
+        self.sequence_number = self.enqueued_time_utc = self.expires_at_utc = None
+        self.delivery_count = self.lock_token = self.locked_until_utc = self.state = None
+        self.dead_letter_reason = self.dead_letter_error_description = None
+        self.dead_letter_source = None
 
 
 def _is_plain(outgoing: Message) -> bool:
@@ -114,23 +136,25 @@ def from_sdk(message: Any) -> SdkMessage:
     if not properties.message_id:
         properties = properties._replace(message_id=uuid4().hex)
         outgoing = outgoing._replace(properties=properties)
-    annotations = outgoing.message_annotations or {}
-    return SdkMessage(
-        outgoing,
-        body=_body(outgoing),
-        message_id=text_of(properties.message_id),
-        session_id=_text(properties.group_id),
-        correlation_id=text_of(properties.correlation_id),
-        content_type=_text(properties.content_type),
-        subject=_text(properties.subject),
-        to=_text(properties.to),
-        reply_to=_text(properties.reply_to),
-        reply_to_session_id=_text(properties.reply_to_group_id),
-        partition_key=_text(_annotation(annotations, PARTITION_KEY)),
-        time_to_live=_life(outgoing),
-        scheduled_enqueue_time_utc=_moment(_annotation(annotations, SCHEDULED)),
-        application_properties=dict(_properties(outgoing)),
-    )
+    made: Any = _Draft(outgoing, text_of(properties.message_id))
+    if properties[1:] != _ONLY_ID:
+        made.session_id = _text(properties.group_id)
+        made.correlation_id = text_of(properties.correlation_id)
+        made.content_type = _text(properties.content_type)
+        made.subject = _text(properties.subject)
+        made.to = _text(properties.to)
+        made.reply_to = _text(properties.reply_to)
+        made.reply_to_session_id = _text(properties.reply_to_group_id)
+    annotations = outgoing.message_annotations
+    if annotations:
+        made.partition_key = _text(_annotation(annotations, PARTITION_KEY))
+        made.scheduled_enqueue_time_utc = _moment(_annotation(annotations, SCHEDULED))
+    if outgoing.header is not None:
+        made.time_to_live = _life(outgoing)
+    if outgoing.application_properties:
+        made.application_properties = dict(_properties(outgoing))
+    made.__class__ = SdkMessage
+    return made  # type: ignore[no-any-return]
 
 
 def _annotation(annotations: Mapping[Any, Any], name: str) -> Any:
