@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -161,9 +162,9 @@ class Client:
     def __init__(self, name: str, twins: "Twins", terms: "Terms", generator: random.Random) -> None:
         self.events: list[PairingEvent] = []
         self.factory = MessagingFactory.from_connection_string(
-            terms.primary or twins.primary_string, retry_policy=terms.policy
+            terms.primary or twins.reached(twins.primary), retry_policy=terms.policy
         )
-        secondary = twins.secondary.connection_string
+        secondary = twins.reached(twins.secondary)
         options = SendAvailabilityPairedNamespaceOptions(
             NamespaceManager.from_connection_string(secondary, retry_policy=terms.backlog_policy),
             MessagingFactory.from_connection_string(secondary, retry_policy=terms.backlog_policy),
@@ -209,21 +210,50 @@ class Terms:
 # -- two servers -----------------------------------------------------------------------------------
 
 
+class Way(Enum):
+    """How clients reach the servers."""
+
+    TWINBUS = "twinbus"  # natively
+    AZURE = "sb"  # through the SDK of Azure Service Bus
+
+
 class Twins:
     """Two servers and the clients of the first."""
 
-    def __init__(self, folder: Path, seed: int, limits: str = "", queue: str = "") -> None:
+    def __init__(
+        self, folder: Path, seed: int, limits: str = "", queue: str = "", way: Way = Way.TWINBUS
+    ) -> None:
         self.generator = random.Random(seed)
         self.clients: list[Client] = []
+        self._way = way
+        self._folder = folder
         for name in (PRIMARY, "secondary"):
             (folder / name).mkdir()
         config = f"{limits}\n[[queue]]\npath = '{QUEUE}'\n{queue}"
-        self.primary = ServerProcess(folder / PRIMARY, config)
-        self.secondary = ServerProcess(folder / "secondary")
+        self.primary = self._server(PRIMARY, config)
+        self.secondary = self._server("secondary")
 
     @property
     def primary_string(self) -> str:
         return named(self.primary.connection_string)
+
+    def _server(self, name: str, config: str = "") -> ServerProcess:
+        folder = self._folder / name
+        tls = ["--tls", str(folder / "certificate")] if self._way is Way.AZURE else []
+        return ServerProcess(folder, config, *tls)
+
+    def reached(self, server: ServerProcess) -> str:
+        """Return the connection string with which clients reach a server."""
+        is_primary = server is self.primary
+        if self._way is Way.TWINBUS:
+            return self.primary_string if is_primary else server.connection_string
+        native = ConnectionString.parse(server.connection_string)
+        name = PRIMARY if is_primary else "secondary"
+        return (
+            f"Endpoint=sb://localhost:{server.port};Name={name};"
+            f"SharedAccessKeyName={native.key_name};SharedAccessKey={native.key};"
+            f"UseDevelopmentEmulator=true;CaFile={self._folder / name / 'certificate' / 'ca.pem'}"
+        )
 
     @property
     def workers(self) -> list[Worker]:
@@ -287,10 +317,12 @@ def named(connection_string: str) -> str:
 
 
 @contextmanager
-def twins_at_work(seed: int, limits: str = "", queue: str = "") -> Iterator[Twins]:
+def twins_at_work(
+    seed: int, limits: str = "", queue: str = "", way: Way = Way.TWINBUS
+) -> Iterator[Twins]:
     """Start two servers; the caller adds the clients."""
     with tempfile.TemporaryDirectory(prefix="twinbus-pairing-outage-") as place:
-        twins = Twins(Path(place), seed, limits, queue)
+        twins = Twins(Path(place), seed, limits, queue, way)
         try:
             with ThreadPoolExecutor() as starters:
                 list(starters.map(ServerProcess.start, [twins.primary, twins.secondary]))
