@@ -8,11 +8,12 @@ from tests.inside import waiting_callers
 from tests.namespaces import address_of, door_of, embedded
 from tests.waiting import until
 from twinbus import BrokeredMessage, QueueDescription, SubscriptionDescription, TopicDescription
+from twinbus.entities import EntityDescription
 from twinbus.namespace.server import ServerNamespace
 from twinbus.protocol.commands import CreateEntity, Receive, Send
 
 LONG = timedelta(hours=1)
-ENTITIES = [
+ENTITIES: list[EntityDescription] = [
     TopicDescription(path="news"),
     SubscriptionDescription(topic_path="news", name="first"),
     SubscriptionDescription(topic_path="news", name="second"),
