@@ -37,6 +37,11 @@ def test_no_sequence_of_commands_makes_the_broker_fail_or_restart() -> None:
 # -- what it has found -----------------------------------------------------------------------------
 
 
+def test_the_life_of_a_scheduled_message_that_a_clock_step_made_due_survives_a_restart() -> None:
+    outcome = run(1, 3897413777, turns=400)  # the message cannot be forwarded meanwhile
+    assert outcome.restarts
+
+
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     """Open a namespace; in the end it has neither met an internal error nor restarted."""

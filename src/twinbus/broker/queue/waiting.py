@@ -59,6 +59,17 @@ def once(at: Indices) -> Indices:
     return at[np.sort(np.unique(at, return_index=True)[1])]
 
 
+def scheduled_shift(due: Int64s, by: int, now: int) -> Int64s:
+    """Return by how much the expiry of scheduled messages moves when the clock is set to `now`.
+
+    The time to live of a scheduled message begins when the message is due. So its expiry moves only
+    if the clock was set forward beyond the due time. It moves by the time between the due time and
+    `now`, at most by `by`.
+    """
+    late: Int64s = np.maximum(now - np.maximum(due, now - by), 0)
+    return late
+
+
 class Rows(NamedTuple):
     """New rows: per column an array, or one value for all rows."""
 
@@ -519,9 +530,7 @@ class Waiting:
     def shift(self, by: int, now: int) -> None:
         """Move all deadlines that are durations, because the wall clock was set to `now`.
 
-        A schedule is a wall time and does not move. The time to live of a scheduled message begins
-        when the message is due. So its expiry moves only if the clock was set forward beyond the
-        due time. It moves by the time between the due time and `now`, at most by `by`.
+        A schedule is a wall time and does not move.
         """
         rows = slice(self._end)
         if "due" in self._columns:
@@ -534,9 +543,8 @@ class Waiting:
             moves = expires != NEVER_US
             if self.counts[State.SCHEDULED]:
                 scheduled = self._columns["state"][rows] == State.SCHEDULED.value
-                due = self._columns["due"][rows]
-                late = np.maximum(now - np.maximum(due, now - by), 0)
-                expires[scheduled & moves] += late[scheduled & moves]
+                waits = scheduled & moves
+                expires[waits] += scheduled_shift(self._columns["due"][rows][waits], by, now)
                 moves &= ~scheduled
             expires[moves] += by
             self.next_expiry = int(expires.min()) if len(expires) else NEVER_US

@@ -211,8 +211,8 @@ class Engine:
         self._compaction.shift(by)
         self._kept.shift(by)
         record = self.log.last_record
-        self.clock_steps[record] = self.clock_steps.get(record, 0) + by
-        self._kept.facts.append(Fact.of("clock", record, self.clock_steps[record]))
+        steps = self.clock_steps[record] = [*self.clock_steps.get(record, ()), (by, self._now)]
+        self._kept.facts.append(Fact.of("clock", record, steps))
         for queue in self.namespace.directory.queues():
             for lease in queue.leases:
                 key = f"{queue.entity}/{lease.epoch}"
@@ -403,11 +403,11 @@ class Engine:
         """Return all facts, so that a segment does not depend on earlier ones."""
         first = self.log.first_record
         self.clock_steps = {
-            record: by for record, by in self.clock_steps.items() if record >= first
+            record: steps for record, steps in self.clock_steps.items() if record >= first
         }
         return [
             identity_fact(self.id),
-            *(Fact.of("clock", record, by) for record, by in self.clock_steps.items()),
+            *(Fact.of("clock", record, steps) for record, steps in self.clock_steps.items()),
             *self.namespace.snapshot(),
         ]
 

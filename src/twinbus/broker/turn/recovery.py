@@ -27,7 +27,7 @@ from twinbus.broker.store.commit import Entries, Fact
 from twinbus.broker.store.log import Log
 from twinbus.broker.turn.compaction import Compaction
 from twinbus.broker.turn.namespace import BrokerNamespace, NamespaceSettings
-from twinbus.broker.turn.replay import Replay, restore
+from twinbus.broker.turn.replay import ClockStep, Replay, restore
 from twinbus.broker.undo import Undo
 from twinbus.errors import LogDamagedError
 from twinbus.limits import NONCE_BYTES
@@ -43,7 +43,7 @@ class RecoveredBroker:
     compaction: Compaction
     lineage: Lineage
     records: int  # number of records in the log
-    clock_steps: dict[int, int]  # in microseconds, by the last record before each step
+    clock_steps: dict[int, list[ClockStep]]  # by the last record before them
     kept: Entries  # must be written soon: they cause a record
     unwritten: list[Fact]  # are written with the next record, but do not cause one
 

@@ -21,7 +21,7 @@ from twinbus.broker.lifecycle import LOST, Cause, State
 from twinbus.broker.queue.dead_letter import Death
 from twinbus.broker.queue.queue import Queue
 from twinbus.broker.queue.ranges import Lease
-from twinbus.broker.queue.waiting import Rows
+from twinbus.broker.queue.waiting import Rows, scheduled_shift
 from twinbus.broker.sending.transfers import Transfers
 from twinbus.broker.store.bodies import Bodies
 from twinbus.broker.store.commit import TAKEN, Entries
@@ -39,6 +39,7 @@ from twinbus.message import Int64s, sizes
 from twinbus.protocol.origins import sender_source
 
 Columns = dict[str, npt.NDArray[Any]]
+ClockStep = tuple[int, int]  # by how much the wall clock was set, and its time afterwards
 
 
 class Replay:
@@ -111,10 +112,10 @@ class Replay:
                 self.highest_epoch = max(self.highest_epoch, int(key.partition("/")[2]))
 
     @property
-    def clock_steps(self) -> dict[int, int]:
-        """The steps of the wall clock in microseconds, by the last record before each step."""
+    def clock_steps(self) -> dict[int, list[ClockStep]]:
+        """The steps of the wall clock, by the last record before them."""
         facts = self.facts.get("clock", {})
-        return {int(record): int(json.loads(value)) for record, value in facts.items()}
+        return {int(record): _clock_steps(json.loads(value)) for record, value in facts.items()}
 
     def history(self, now: int) -> Iterator[tuple[int, "_Ids", Int64s]]:
         """Yield the message ids of each HISTORY part: its segment, the ids, and their times.
@@ -125,7 +126,7 @@ class Replay:
         """
         steps = self.clock_steps
         for record, segment, ids in self._history:
-            by = sum(step for before, step in steps.items() if record <= before)
+            by = sum(by for last in steps if record <= last for by, _ in steps[last])
             yield segment, ids, np.minimum(ids.times + by, now)
 
     def number(self, kind: str, key: str, default: int) -> int:
@@ -142,12 +143,7 @@ class Replay:
         highest: dict[int, int] = {}
         if not places:
             return {}, highest
-        # The time to live of a scheduled message begins at its due time, which a step of the clock
-        # does not move.
-        moves = (places["expires"] != NEVER_US) & (places["state"] != State.SCHEDULED)
-        for record, step in self.clock_steps.items():
-            earlier = (places["order"] <= record) & moves
-            places["expires"][earlier] += step
+        self._adjust_expiry(places)
         places = _last_of_each(places)
         ends = np.flatnonzero(np.diff(places["entity"], append=-1))
         for entity, number in zip(places["entity"][ends], places["sequence"][ends], strict=True):
@@ -159,6 +155,22 @@ class Replay:
         if not alive.all():
             places = {name: column[alive] for name, column in places.items()}
         return places, highest
+
+    def _adjust_expiry(self, places: Columns) -> None:
+        """Move expiry times by the later steps of the wall clock, as the queues did."""
+        expires = places["expires"]
+        has_expiry, is_scheduled = expires != NEVER_US, places["state"] == State.SCHEDULED
+        for record, steps in self.clock_steps.items():
+            is_earlier = (places["order"] <= record) & has_expiry
+            moves, waits = is_earlier & ~is_scheduled, is_earlier & is_scheduled
+            for by, now in steps:
+                expires[moves] += by
+                expires[waits] += scheduled_shift(places["due"][waits], by, now)
+
+
+def _clock_steps(value: Any) -> list[ClockStep]:
+    """Return steps as the log has them; old logs have only the sum of the steps."""
+    return [(value, 0)] if isinstance(value, int) else [(by, now) for by, now in value]
 
 
 class _Ids(NamedTuple):
