@@ -37,8 +37,11 @@ def test_no_sequence_of_commands_makes_the_broker_fail_or_restart() -> None:
 # -- what it has found -----------------------------------------------------------------------------
 
 
-def test_the_life_of_a_scheduled_message_that_a_clock_step_made_due_survives_a_restart() -> None:
-    outcome = run(1, 3897413777, turns=400)  # the message cannot be forwarded meanwhile
+@pytest.mark.parametrize("seed", [3897413777, 3428127436])
+def test_the_life_of_a_scheduled_message_that_a_clock_step_made_due_survives_a_restart(
+    seed: int,
+) -> None:
+    outcome = run(1, seed, turns=400)  # the message cannot be forwarded meanwhile
     assert outcome.restarts
 
 

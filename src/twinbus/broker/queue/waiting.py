@@ -544,7 +544,9 @@ class Waiting:
             if self.counts[State.SCHEDULED]:
                 scheduled = self._columns["state"][rows] == State.SCHEDULED.value
                 waits = scheduled & moves
-                expires[waits] += scheduled_shift(self._columns["due"][rows][waits], by, now)
+                # A message that could not be forwarded has a later `due`, in memory only.
+                due = self._columns["enqueued"][rows][waits]
+                expires[waits] += scheduled_shift(due, by, now)
                 moves &= ~scheduled
             expires[moves] += by
             self.next_expiry = int(expires.min()) if len(expires) else NEVER_US

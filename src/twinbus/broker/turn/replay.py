@@ -165,7 +165,7 @@ class Replay:
             moves, waits = is_earlier & ~is_scheduled, is_earlier & is_scheduled
             for by, now in steps:
                 expires[moves] += by
-                expires[waits] += scheduled_shift(places["due"][waits], by, now)
+                expires[waits] += scheduled_shift(places["enqueued"][waits], by, now)
 
 
 def _clock_steps(value: Any) -> list[ClockStep]:
