@@ -109,12 +109,17 @@ class World:
             made.ask(CreateEntity(describe_backlog_queue(PrimaryIdentity("contoso"), index)))
         return made
 
-    def new_syphon(self, queues: tuple[str, ...] = QUEUES, folder: Path | None = None) -> Syphon:
+    def new_syphon(
+        self,
+        queues: tuple[str, ...] = QUEUES,
+        folder: Path | None = None,
+        link: FaultyNamespace | None = None,
+    ) -> Syphon:
         """Return a syphon with a desk of its own, or with the one in a folder."""
         name = f"{self.random.getrandbits(64):x}"
         desk = Desk(folder or self.folder / name)
         desk.folder.mkdir(exist_ok=True)
-        link = FaultyNamespace(self.secondary)
+        link = link or FaultyNamespace(self.secondary)
         settings = PlannerSettings(
             owner=name,
             queues=queues,

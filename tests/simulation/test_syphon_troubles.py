@@ -1,6 +1,7 @@
 """Failures of a syphon that were found once, each with its rule, on a simulated clock."""
 
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -44,6 +45,22 @@ class Hung(FaultyNamespace):
     def submit(self, command: Command[R]) -> "Future[R]":
         assert command
         return Future()
+
+
+class Meanwhile(FaultyNamespace):
+    """Calls functions in turn: one before and one after each request for a range of a queue."""
+
+    calls: Sequence[Callable[[], object]] = ()
+
+    def submit(self, command: Command[R]) -> "Future[R]":
+        is_request = isinstance(command, LeaseRange) and command.path == QUEUES[0]
+        if not self.calls or not is_request:
+            return super().submit(command)
+        before, after, *self.calls = self.calls
+        before()
+        reply = super().submit(command)
+        after()
+        return reply
 
 
 def numbered(prefix: str, count: int) -> list[str]:
@@ -197,6 +214,34 @@ def test_destinations_that_hang_are_waited_for_together(
         assert syphon.batch_of() == {QUEUES[queue]}
         took.append(time.monotonic() - began)
     assert took[1] < 3 * took[0]  # not five times as long
+
+
+# -- nothing overtakes -----------------------------------------------------------------------------
+
+
+def test_a_range_behind_a_lost_one_is_released_although_its_request_was_under_way(
+    world: World,
+) -> None:
+    link = Meanwhile(world.secondary)
+    syphon = world.new_syphon(link=link)
+    sent = world.divert_ids(numbered("before", 5))
+    syphon.plan()
+    recover = link.inject(Fault.UNAVAILABLE, QUEUES[0])
+    world.clock.advance(SYPHON_LEASE)  # the lease expires, and the secondary is down
+    syphon.carry()
+    recover()
+    link.calls = (
+        lambda: None,  # the first request gets the same messages, which must wait a second
+        lambda: None,
+        lambda: sent.extend(world.divert_ids(["after"])),  # the second request gets this message
+        syphon.planner.keep_leases,  # and then the planner finds out that the lease has expired
+    )
+    syphon.under_way = syphon.planner.next_tasks(5.0)
+    assert not link.calls
+    while syphon.under_way:
+        syphon.carry()
+    world.run(5, syphon)
+    assert world.browse("orders") == sent
 
 
 # -- once ------------------------------------------------------------------------------------------

@@ -101,6 +101,16 @@ def test_messages_that_could_not_be_read_are_not_overtaken() -> None:
     assert epochs(book.tasks(SECOND_US)) == [[1, 2]]
 
 
+def test_a_destination_is_not_tried_behind_a_range_that_may_have_its_messages() -> None:
+    book = book_of("a")
+    grant(book, "a", 1, 2)
+    not_settled = Carried("a", range_of(1), kept={"orders": 10}, unread=DOWN)
+    book.absorb([not_settled, kept("a", 2, "orders", DOWN)], 0)
+    grant(book, "a", 3)
+    [task] = book.tasks(SECOND_US)
+    assert (epochs([task]), task.on_trial) == ([[1, 3]], {"orders": (1, 1)})
+
+
 def test_ranges_behind_a_lost_lease_are_released() -> None:
     book = book_of("a")
     grant(book, "a", 1, 2, 3)
@@ -153,6 +163,25 @@ def test_fresh_only_nothing_is_tried_twice() -> None:
     book.absorb([kept("a", 1, "orders", DOWN)], 0)
     grant(book, "a", 2)
     assert epochs(book.tasks(99 * SECOND_US, fresh_only=True)) == [[2]]
+
+
+def test_fresh_only_nothing_overtakes_what_stays_in_the_queue() -> None:
+    book = book_of("a", "b")
+    grant(book, "a", 1)
+    grant(book, "b", 2)
+    flowing_in_b = Carried("b", range_of(2), moved={"orders": (10, 99)})
+    book.absorb([kept("a", 1, "orders", DOWN), flowing_in_b], 0)
+    grant(book, "a", 3)
+    [task] = book.tasks(SECOND_US, fresh_only=True)
+    assert (epochs([task]), task.skipped) == ([[3]], ("orders",))
+
+
+def test_fresh_only_nothing_overtakes_a_range_that_could_not_be_read() -> None:
+    book = book_of("a")
+    grant(book, "a", 1)
+    book.absorb([Carried("a", range_of(1), unread=DOWN)], 0)
+    grant(book, "a", 2)
+    assert book.tasks(99 * SECOND_US, fresh_only=True) == []
 
 
 def test_pauses_grow_to_sixteen_times_the_interval() -> None:

@@ -80,11 +80,17 @@ class _LeasedRange:
 class _QueueLeases:
     ranges: list[_LeasedRange] = field(default_factory=list)
     behind: int = 0  # messages behind the last range, when it was leased
+    losses: int = 0  # how often leases ended before all their messages were carried
 
     @property
     def left(self) -> int:
         """How many messages wait, as far as is known: in the leased ranges and behind them."""
         return sum(leased.left for leased in self.ranges) + self.behind
+
+    @property
+    def kept(self) -> set[str]:
+        """The failing destinations whose messages wait in these ranges."""
+        return {name for leased in self.ranges for name in leased.kept}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +131,14 @@ class Book:
         """Return the epochs of the leases of a queue; the next lease may skip their ranges."""
         return [leased.range.epoch for leased in self._queues[queue].ranges]
 
+    def losses(self, queue: str) -> int:
+        """Return how often leases of a queue ended before all their messages were carried.
+
+        A lease that was requested before such a loss may lie behind the lost messages. It must be
+        released, because its messages would overtake them.
+        """
+        return self._queues[queue].losses
+
     def has_room(self, queue: str) -> bool:
         """Whether the syphon may lease another range of a queue."""
         return len(self._queues[queue].ranges) < MAX_LEASED_RANGES
@@ -156,12 +170,19 @@ class Book:
     # -- batches -----------------------------------------------------------------------------------
 
     def tasks(self, now: int, *, split: bool = False, fresh_only: bool = False) -> list[Task]:
-        """Return the tasks of a batch: one for each queue, or with `split` one for each range."""
+        """Return the tasks of a batch: one for each queue, or with `split` one for each range.
+
+        With `fresh_only`, the tasks contain only ranges that no batch has carried yet, and none of
+        their messages overtakes one that stays in an earlier range.
+        """
         waiting, on_trial = self._destinations.waiting(now), self._destinations.on_trial(now)
         tasks = []
         for path, queue in self._queues.items():
-            tried_here = self._tried_here(queue, on_trial)
-            skipped = tuple(sorted(waiting | (on_trial - tried_here)))
+            stays = queue.kept if fresh_only else set()
+            if fresh_only and any(leased.retry_at for leased in queue.ranges):
+                continue
+            tried_here = self._tried_here(queue, on_trial) - stays
+            skipped = tuple(sorted(waiting | stays | (on_trial - tried_here)))
             epochs = _trial_epochs(queue.ranges, tried_here)
             trials = {
                 name: Trial(epoch, self._destinations.failures(name))
@@ -181,7 +202,7 @@ class Book:
 
     def _tried_here(self, queue: _QueueLeases, on_trial: set[str]) -> set[str]:
         """Return the destinations on trial whose messages wait in this queue."""
-        kept = {name for leased in queue.ranges for name in leased.kept}
+        kept = queue.kept
         if any(not leased.kept for leased in queue.ranges):  # its destinations are not known yet
             kept |= on_trial - set(self.kept())
         return on_trial & kept
@@ -290,12 +311,14 @@ class Book:
             return []
         at = epochs.index(epoch)
         del self._queues[queue].ranges[at:]
+        self._queues[queue].losses += 1
         return [(queue, later) for later in epochs[at + 1 :]]
 
     def clear(self, queue: str) -> list[int]:
         """Remove the leases of a queue, and return their epochs."""
         epochs = self.epochs(queue)
         self._queues[queue].ranges.clear()
+        self._queues[queue].losses += 1
         return epochs
 
     # -- numbers -----------------------------------------------------------------------------------
@@ -327,13 +350,13 @@ def _load(ranges: Sequence[_LeasedRange], waiting: int) -> TaskLoad:
 
 
 def _trial_epochs(ranges: Iterable[_LeasedRange], on_trial: set[str]) -> dict[str, int]:
-    """Return, for each destination to try, the epoch of the first range with its messages.
+    """Return, for each destination to try, the epoch of the first range that may have its messages.
 
-    A destination without messages in these ranges is left out, and may be tried in any range.
+    The destinations of a range that was not carried completely are not known.
     """
     epochs: dict[str, int] = {}
     for leased in ranges:
-        for name in on_trial & set(leased.kept):
+        for name in on_trial & set(leased.kept) if leased.kept else on_trial:
             epochs.setdefault(name, leased.range.epoch)
     return epochs
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from twinbus.backoff import Backoff
 from twinbus.clock import Clock, moment_us, to_us
@@ -56,6 +56,14 @@ class PlannerSettings:
     extra_queues: tuple[str, ...] = ()  # part of `queues`; only diverted messages leave them
 
 
+class _Grant(NamedTuple):
+    """A leased range that is not in the book yet."""
+
+    queue: str
+    lease: RangeLease
+    losses: int  # `Book.losses` of the queue when the range was requested
+
+
 class Planner:
     """Decides what each batch carries."""
 
@@ -75,9 +83,9 @@ class Planner:
         # Guards the book and the fields below. Reentrant: a submit under the lock may deliver the
         # reply to an earlier poll in the same thread.
         self._lock = threading.RLock()
-        self._polls: set[str] = set()  # queues with a poll in flight
+        self._polls: dict[str, int] = {}  # queues with a poll in flight, and their `Book.losses`
         self._pauses: dict[str, tuple[int, int]] = {}  # queue -> failed polls, time of the next
-        self._granted: deque[tuple[str, RangeLease]] = deque()
+        self._granted: deque[_Grant] = deque()
         self._is_planning = False
         self._wakeup = Wakeup()
         self._tally = Tally(desk, clock)
@@ -108,8 +116,8 @@ class Planner:
             self._is_planning = False
         with self._lock:  # granted too late for this batch; other syphons may use it
             while self._granted:
-                queue, lease = self._granted.popleft()
-                self._release(queue, lease.epoch)
+                late = self._granted.popleft()
+                self._release(late.queue, late.lease.epoch)
         if tasks:
             self._desk.put_tasks(tasks)
             self._tally.begin_batch()
@@ -144,7 +152,7 @@ class Planner:
 
     def _bound(self) -> None:
         """Record how many messages of each queue `once` may still carry."""
-        granted = dict(self._granted)
+        granted = {grant.queue: grant.lease for grant in self._granted}
         for queue in self._book.queues:
             lease = granted.get(queue)
             if lease is not None:
@@ -166,7 +174,7 @@ class Planner:
     def _take(self, *, fresh_only: bool = False) -> list[Task]:
         """Add the granted ranges to the book, and return the tasks of the next batch."""
         while self._granted:
-            self._take_in(*self._granted.popleft())
+            self._take_in(self._granted.popleft())
         with self._lock:
             now = self._clock.now_us()
             for queue, epoch in self._book.give_up_surplus(now):
@@ -174,12 +182,15 @@ class Planner:
             split = self._settings.ranges_per_queue > 1
             return self._book.tasks(now, split=split, fresh_only=fresh_only)
 
-    def _take_in(self, queue: str, lease: RangeLease) -> None:
+    def _take_in(self, grant: _Grant) -> None:
         """Add a range to the book; with `ranges_per_queue` above 1, lease those behind it, too."""
-        missing = self._settings.ranges_per_queue
-        more: RangeLease | None = lease
+        queue, missing = grant.queue, self._settings.ranges_per_queue
+        more: RangeLease | None = grant.lease
         while more is not None:
             with self._lock:
+                if self._book.losses(queue) != grant.losses:
+                    self._release(queue, more.epoch)
+                    return
                 assert more.oldest_utc is not None
                 self._meet(more)
                 self._book.grant(queue, more, moment_us(more.oldest_utc))
@@ -252,7 +263,7 @@ class Planner:
         """Poll every queue that has room for a range, no poll in flight and no unread grant."""
         with self._lock:
             now = self._clock.now_us()
-            busy = self._polls | {queue for queue, _ in self._granted}
+            busy = {*self._polls, *(grant.queue for grant in self._granted)}
             busy |= {queue for queue, left in self._bounds.items() if left <= 0}
             wanted = [
                 queue
@@ -262,7 +273,7 @@ class Planner:
                 and self._pauses.get(queue, (0, 0))[1] <= now
             ]
             requests = {queue: self._request(queue, patience) for queue in wanted}
-            self._polls.update(wanted)
+            self._polls.update((queue, self._book.losses(queue)) for queue in wanted)
         replies = []
         for queue, request in requests.items():
             replies.append(self._secondary.submit(request))
@@ -273,7 +284,7 @@ class Planner:
         """Handle the reply to a poll; called in any thread."""
         error = reply.exception()
         with self._lock:
-            self._polls.discard(queue)
+            losses = self._polls.pop(queue)
             now = self._clock.now_us()
             if error is not None:
                 self._pause(queue, error, now)
@@ -281,7 +292,7 @@ class Planner:
             self._pauses.pop(queue, None)
             lease = reply.result()
             if lease is not None and self._is_planning:
-                self._granted.append((queue, lease))
+                self._granted.append(_Grant(queue, lease, losses))
             elif lease is not None:
                 self._meet(lease)
                 self._release(queue, lease.epoch)
