@@ -5,9 +5,10 @@ A file that others read while it is written, or that must survive a power cut, i
 broker/store/storage.py instead, because tests inject faults between the log and the disk.
 """
 
+import fcntl
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -96,6 +97,17 @@ def write_all_whole(
         with suppress(OSError):  # the rename is done; only a power cut could lose it
             for folder in {path.parent for path in writers}:
                 sync_directory(folder)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process or thread is in this block with the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # unlocks
 
 
 def make_private(folder: Path) -> None:

@@ -246,7 +246,7 @@ def test_an_unknown_entity_cannot_be_changed(world: World) -> None:
 
 def test_a_queue_cannot_be_changed_into_a_topic(world: World) -> None:
     queue(world)
-    with pytest.raises(MessagingError):
+    with pytest.raises(InvalidArgumentError, match="cannot be updated with a TopicDescription"):
         world.ask(UpdateEntity(TopicDescription(path=QUEUE)))
     assert isinstance(world.ask(GetEntity(QUEUE)), QueueDescription)
 

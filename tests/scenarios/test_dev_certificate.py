@@ -4,8 +4,10 @@ import socket
 import ssl
 import stat
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -74,6 +76,20 @@ def test_an_expired_certificate_is_not_used(tmp_path: Path) -> None:
     assert made.expires_at() < NOW
     with pytest.raises(InvalidArgumentError, match="has expired"):
         ready_certificate(tmp_path, NOW)
+
+
+def test_servers_that_start_at_once_use_the_same_certificate(tmp_path: Path) -> None:
+    together = Barrier(4)
+
+    def certificate_of_a_server(_: int) -> bytes:
+        together.wait()
+        return ready_certificate(tmp_path / "new", NOW).certificate.read_bytes()
+
+    with ThreadPoolExecutor(4) as servers:
+        assert len(set(servers.map(certificate_of_a_server, range(4)))) == 1
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    made = DevCertificate(tmp_path / "new")
+    context.load_cert_chain(made.certificate, made.key)  # raises if they do not belong together
 
 
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from twinbus import entities as t
 from twinbus.clock import Clock
 from twinbus.connection import ConnectionString
 from twinbus.errors import (
-    EntityNotFoundError,
     InvalidArgumentError,
     InvalidOperationError,
     UnsupportedCapabilityError,
@@ -109,12 +108,14 @@ class AzureAdministration:
     def _update(self, command: c.UpdateEntity) -> t.EntityDescription:
         description, client = command.description, self._client
         found = self._found(description.path)
-        if not isinstance(_described(description.path, found), type(description)):
-            raise EntityNotFoundError(
-                f"there is no entity {description.path}; create it first, or check the spelling"
+        current = _described(description.path, found)
+        if type(current) is not type(description):
+            raise InvalidArgumentError(
+                f"{current.path} cannot be updated with a {type(description).__name__}. Use a "
+                f"{type(current).__name__}"
             )
         settings = to_settings(description)
-        before = to_settings(_described(description.path, found))
+        before = to_settings(current)
         changed = [name for name in _FIXED if settings.get(name) != before.get(name)]
         if changed:
             raise InvalidArgumentError(

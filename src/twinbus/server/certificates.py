@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from twinbus.errors import InvalidArgumentError
-from twinbus.files import make_private, write_all_whole
+from twinbus.files import alone_in, make_private, write_all_whole
 from twinbus.limits import CLOCK_SKEW, DEV_CERTIFICATE_LIFE
 
 DEV = "dev"  # the value of --tls that means the default folder
@@ -82,7 +82,10 @@ def ready_certificate(folder: Path, now: datetime) -> DevCertificate:
     """Return the certificate in a folder, creating it if missing; refuse an expired one."""
     found = DevCertificate(folder)
     if not found.exists:
-        return make_certificate(folder, LOCAL_NAMES, now)
+        make_private(folder)
+        with alone_in(folder):  # another server may start with the same folder now
+            if not found.exists:
+                make_certificate(folder, LOCAL_NAMES, now)
     if found.expires_at() <= now:
         raise InvalidArgumentError(
             f"{found.certificate} has expired. Make a new one with `twinbus dev-certificate "
