@@ -160,6 +160,26 @@ def test_dead_lettered_messages_survive_compaction_with_their_reason(small: Site
     assert dead.dead_letter_source == QUEUE
 
 
+def test_a_reason_is_not_lost_with_the_segment_of_an_earlier_message_with_this_reason(
+    small: Site,
+) -> None:
+    def bury(text: str) -> None:
+        send(small, text)
+        settle(small, Disposition.DEAD_LETTER, receive_one(small))
+
+    bury("earlier")
+    complete(small, receive_one(small, DEAD), path=DEAD)
+    while len(small.engine.log.segments) == 1:  # the second one begins with all reasons in use
+        send(small, *[PADDING] * 10, path=PASSING)
+    small.crash()
+    bury("later")
+    complete(small, *receive(small, PASSING), path=PASSING)
+    assert list(small.engine.log.segments) == [2]
+    small.crash()
+    [dead] = peek(small, DEAD)
+    assert (dead.body, dead.dead_letter_source) == (b"later", QUEUE)
+
+
 def test_session_states_and_session_order_survive_compaction(small: Site) -> None:
     queue(small, "talks", requires_session=True)
     send(small, message("1", session_id="s"), message("2", session_id="s"), path="talks")

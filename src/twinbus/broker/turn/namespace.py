@@ -400,10 +400,15 @@ class BrokerNamespace:
 
     # -- for the engine ------------------------------------------------------------------------
 
-    def snapshot(self) -> list[Fact]:
-        """Return all facts, so that a segment does not depend on earlier ones."""
+    def forget_unused_deaths(self) -> None:
+        """Forget the dead-letter reasons that no message has; the next use writes one again."""
         queues = self.directory.queues()
         self.shared.deaths.keep(set().union(*(queue.waiting.deaths() for queue in queues)))
+
+    def snapshot(self) -> list[Fact]:
+        """Return all facts, so that a segment does not depend on earlier ones."""
+        self.forget_unused_deaths()
+        queues = self.directory.queues()
         facts = [
             Fact.of("next", "entity", self.directory.next_number),
             Fact.of("next", "batch", self.shared.bodies.next_number),
