@@ -49,7 +49,7 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
 	$(VENV)/bin/twinbus demo --report build/outage.html $(if $(PRIMARY),--primary $(PRIMARY))
 
-# Six groups that take about as long; tests that start a Spark of their own are with the quick ones.
+# Many groups, because most tests wait; tests that start a Spark of their own are a group.
 PAGES := tests/browser tests/releases tests/scenarios/test_examples.py tests/scenarios/test_pages.py \
 	tests/scenarios/test_readme.py tests/scenarios/test_tutorial.py
 OWN_SPARK := tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
@@ -58,20 +58,26 @@ TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spa
 	tests/spark/test_report.py tests/spark/test_source.py tests/spark/test_source_options.py \
 	tests/spark/test_source_troubles.py
 
-test: check ## run the checks and every test, in six processes side by side (15 minutes)
+test: $(READY) ## run the checks and every test, in nine processes side by side (15 minutes)
 	@mkdir -p build; rm -f build/error-texts.txt; \
-	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/tests-on-spark.txt 2>&1 & spark=$$!; \
+	$(MAKE) --no-print-directory check >build/checks.txt 2>&1 & checks=$$!; \
+	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/test-spark.txt 2>&1 & spark=$$!; \
+	$(RUN) -m pytest $(OWN_SPARK) >build/test-own-spark.txt 2>&1 & own=$$!; \
 	$(RUN) -m pytest $(TABLES) $(PAGES) >build/test-tables.txt 2>&1 & tables=$$!; \
 	$(RUN) -m pytest tests/scenarios $(PAGES:%=--ignore=%) >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
-	$(RUN) -m pytest tests/contracts tests/simulation >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/rabbitmq tests/interop >build/test-peers.txt 2>&1 & peers=$$!; \
-	$(RUN) -m pytest tests/unit $(OWN_SPARK); others=$$?; \
+	$(RUN) -m pytest tests/contracts >build/test-contracts.txt 2>&1 & contracts=$$!; \
+	$(RUN) -m pytest tests/rabbitmq >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
+	$(RUN) -m pytest tests/interop >build/test-interop.txt 2>&1 & interop=$$!; \
+	$(RUN) -m pytest tests/unit tests/simulation; others=$$?; \
+	wait $$interop; interop=$$?; cat build/test-interop.txt; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
-	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
-	wait $$peers; peers=$$?; cat build/test-peers.txt; \
+	wait $$rabbitmq; rabbitmq=$$?; cat build/test-rabbitmq.txt; \
+	wait $$spark; spark=$$?; cat build/test-spark.txt; \
+	wait $$own; own=$$?; cat build/test-own-spark.txt; \
 	wait $$tables; tables=$$?; cat build/test-tables.txt; \
-	wait $$spark; spark=$$?; cat build/tests-on-spark.txt; \
-	exit $$((spark + tables + scenarios + contracts + peers + others))
+	wait $$scenarios; scenarios=$$?; cat build/test-scenarios.txt; \
+	wait $$checks; checks=$$?; cat build/checks.txt; \
+	exit $$((checks + spark + own + tables + scenarios + contracts + rabbitmq + interop + others))
 
 check: $(READY) ## format, lint, strict types, import rules
 	$(RUN) -m ruff format --check .

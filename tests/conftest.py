@@ -3,10 +3,14 @@
 Ctrl-C ends the tests and the processes that they start, although a shell starts programs in the
 background with this signal ignored.
 
+A JVM lives for seconds here, and never gets back what optimising its code costs: without that,
+Spark takes half the CPU.
+
 Property tests have no time limit, because a busy machine can take any time for an example. They
 print how to repeat a failure.
 """
 
+import os
 import signal
 from collections.abc import Generator
 
@@ -18,6 +22,10 @@ from tests.rabbitmq.brokers import running
 
 _REPORT_CHARACTERS = 20_000  # of the log of a RabbitMQ, beside a test that failed
 
+_SHORT_LIVED_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+for options in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+    os.environ.setdefault(options, _SHORT_LIVED_JAVA)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("untimed", parent=settings.default, deadline=None, print_blob=True)
 settings.load_profile("untimed")
