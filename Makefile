@@ -22,6 +22,9 @@ FUZZ_ROUNDS ?= 50
 WIRE_RUNS ?= 1000
 CLUSTER_SECONDS ?= 600
 
+# Tests start a thousand processes: without compiled files, each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench soak docs dist lock clean
 
@@ -49,7 +52,7 @@ $(BENCH_READY): $(READY) requirements/bench.txt
 demo: $(READY) ## watch an application send on while its broker is killed with -9, and Spark bring all home (PRIMARY=servicebus, rabbitmq)
 	$(VENV)/bin/twinbus demo --report build/outage.html $(if $(PRIMARY),--primary $(PRIMARY))
 
-# Many groups, because most tests wait; tests that start a Spark of their own are a group.
+# Groups that take about as long. Tests that start a Spark of their own must be apart from the others.
 PAGES := tests/browser tests/releases tests/scenarios/test_examples.py tests/scenarios/test_pages.py \
 	tests/scenarios/test_readme.py tests/scenarios/test_tutorial.py
 OWN_SPARK := tests/spark/test_interrupted_start.py tests/spark/test_java_death.py \
@@ -57,17 +60,20 @@ OWN_SPARK := tests/spark/test_interrupted_start.py tests/spark/test_java_death.p
 TABLES := tests/spark/test_file_systems.py tests/spark/test_metrics.py tests/spark/test_reconciliation.py \
 	tests/spark/test_report.py tests/spark/test_source.py tests/spark/test_source_options.py \
 	tests/spark/test_source_troubles.py
+CHECKS := $(RUN) -m ruff format --check . && $(RUN) -m ruff check . && $(RUN) -m mypy && $(VENV)/bin/lint-imports
+COMMANDS := $(wildcard tests/scenarios/test_cli_*.py)
+PROCESSES := tests/scenarios/test_pairing_processes.py tests/scenarios/test_restore_processes.py
 
 test: $(READY) ## run the checks and every test, in nine processes side by side (15 minutes)
 	@mkdir -p build; rm -f build/error-texts.txt; \
-	$(MAKE) --no-print-directory check >build/checks.txt 2>&1 & checks=$$!; \
+	{ $(CHECKS); } >build/checks.txt 2>&1 & checks=$$!; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/test-spark.txt 2>&1 & spark=$$!; \
 	$(RUN) -m pytest $(OWN_SPARK) >build/test-own-spark.txt 2>&1 & own=$$!; \
 	$(RUN) -m pytest $(TABLES) $(PAGES) >build/test-tables.txt 2>&1 & tables=$$!; \
-	$(RUN) -m pytest tests/scenarios $(PAGES:%=--ignore=%) >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
+	$(RUN) -m pytest tests/scenarios $(PAGES:%=--ignore=%) $(COMMANDS:%=--ignore=%) $(PROCESSES:%=--ignore=%) >build/test-scenarios.txt 2>&1 & scenarios=$$!; \
 	$(RUN) -m pytest tests/contracts >build/test-contracts.txt 2>&1 & contracts=$$!; \
-	$(RUN) -m pytest tests/rabbitmq >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
-	$(RUN) -m pytest tests/interop >build/test-interop.txt 2>&1 & interop=$$!; \
+	$(RUN) -m pytest tests/rabbitmq $(PROCESSES) >build/test-rabbitmq.txt 2>&1 & rabbitmq=$$!; \
+	$(RUN) -m pytest tests/interop $(COMMANDS) >build/test-interop.txt 2>&1 & interop=$$!; \
 	$(RUN) -m pytest tests/unit tests/simulation; others=$$?; \
 	wait $$interop; interop=$$?; cat build/test-interop.txt; \
 	wait $$contracts; contracts=$$?; cat build/test-contracts.txt; \
@@ -80,10 +86,7 @@ test: $(READY) ## run the checks and every test, in nine processes side by side 
 	exit $$((checks + spark + own + tables + scenarios + contracts + rabbitmq + interop + others))
 
 check: $(READY) ## format, lint, strict types, import rules
-	$(RUN) -m ruff format --check .
-	$(RUN) -m ruff check .
-	$(RUN) -m mypy
-	$(VENV)/bin/lint-imports
+	$(CHECKS)
 
 format: $(READY) ## put the code into its format
 	$(RUN) -m ruff format .
