@@ -64,7 +64,7 @@ CHECKS := $(RUN) -m ruff format --check . && $(RUN) -m ruff check . && $(RUN) -m
 COMMANDS := $(wildcard tests/scenarios/test_cli_*.py)
 PROCESSES := tests/scenarios/test_pairing_processes.py tests/scenarios/test_restore_processes.py
 
-test: $(READY) ## run the checks and every test, in nine processes side by side (15 minutes)
+test: $(READY) ## run the checks and every test, in nine processes side by side (17 minutes)
 	@mkdir -p build; rm -f build/error-texts.txt; \
 	{ $(CHECKS); } >build/checks.txt 2>&1 & checks=$$!; \
 	$(RUN) -m pytest tests/spark $(OWN_SPARK:%=--ignore=%) $(TABLES:%=--ignore=%) >build/test-spark.txt 2>&1 & spark=$$!; \

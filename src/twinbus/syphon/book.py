@@ -180,7 +180,7 @@ class Book:
         for path, queue in self._queues.items():
             stays = queue.kept if fresh_only else set()
             if fresh_only and any(leased.retry_at for leased in queue.ranges):
-                continue
+                continue  # a range was not read completely, so its destinations are not known
             tried_here = self._tried_here(queue, on_trial) - stays
             skipped = tuple(sorted(waiting | stays | (on_trial - tried_here)))
             epochs = _trial_epochs(queue.ranges, tried_here)
