@@ -46,7 +46,7 @@ def world(tmp_path: Path) -> World:
 
 
 class Hung(FaultyNamespace):
-    """Takes everything and never answers; whoever waits for it moves a manual clock."""
+    """Accepts every command and never replies. A wait for a reply moves a manual clock."""
 
     now_s = 0.0
 
