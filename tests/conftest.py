@@ -3,8 +3,8 @@
 Ctrl-C ends the tests and the processes that they start, although a shell starts programs in the
 background with this signal ignored.
 
-A JVM lives for seconds here, and never gets back what optimising its code costs: without that,
-Spark takes half the CPU.
+The JVMs of tests do not optimise their code, because they live for seconds only: Spark then takes
+half the CPU.
 
 Property tests have no time limit, because a busy machine can take any time for an example. They
 print how to repeat a failure.
