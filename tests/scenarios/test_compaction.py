@@ -28,6 +28,8 @@ from tests.contracts.words import (
 )
 from tests.inside import begin_segment
 from tests.scenarios.site import Site
+from twinbus.broker.queue.dead_letter import Death
+from twinbus.broker.store.commit import Entries
 from twinbus.entities import RuleDescription, SqlAction, TrueFilter
 from twinbus.errors import MessagingError, RangeUnavailableError
 from twinbus.message import MessageState, to_messages, tokens_of
@@ -178,6 +180,16 @@ def test_a_reason_is_not_lost_with_the_segment_of_an_earlier_message_with_this_r
     small.crash()
     [dead] = peek(small, DEAD)
     assert (dead.body, dead.dead_letter_source) == (b"later", QUEUE)
+
+
+def test_a_dead_letter_whose_reason_is_missing_in_the_log_can_be_received(small: Site) -> None:
+    death = Death(None, None, QUEUE)
+    small.engine.namespace.shared.deaths.number(death, Entries())  # these entries are not written
+    send(small, "a")
+    settle(small, Disposition.DEAD_LETTER, receive_one(small))
+    small.crash()
+    dead = receive_one(small, DEAD)
+    assert (dead.body, dead.dead_letter_reason) == (b"a", "ReasonLost")
 
 
 def test_session_states_and_session_order_survive_compaction(small: Site) -> None:

@@ -10,6 +10,7 @@ MAX_DELIVERY_COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 SESSION_ID_MISSING = "SessionIdIsMissing"
 TOO_MANY_FORWARDS = "TooManyForwards"
 RULE_FAILED = "RuleFailed"
+REASON_LOST = "ReasonLost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,13 @@ class Deaths:
         """Remove all reasons except these, which messages still have."""
         self._deaths = {n: death for n, death in self._deaths.items() if n in numbers}
         self._numbers = {death: n for n, death in self._deaths.items()}
+
+    def replace_lost(self, numbers: set[int]) -> None:
+        """Give a reason to messages whose own the log does not contain, because it was damaged."""
+        for number in sorted(numbers - self._deaths.keys()):
+            if number >= 0:
+                text = f"the log is damaged and does not contain reason {number}"
+                self.learn(number, Death(REASON_LOST, text, ""))
 
     def facts(self) -> list[Fact]:
         """Return all reasons in the form of the log."""

@@ -400,14 +400,13 @@ class BrokerNamespace:
 
     # -- for the engine ------------------------------------------------------------------------
 
-    def forget_unused_deaths(self) -> None:
-        """Forget the dead-letter reasons that no message has; the next use writes one again."""
-        queues = self.directory.queues()
-        self.shared.deaths.keep(set().union(*(queue.waiting.deaths() for queue in queues)))
+    def used_deaths(self) -> set[int]:
+        """Return the numbers of the dead-letter reasons of all messages."""
+        return set().union(*(queue.waiting.deaths() for queue in self.directory.queues()))
 
     def snapshot(self) -> list[Fact]:
         """Return all facts, so that a segment does not depend on earlier ones."""
-        self.forget_unused_deaths()
+        self.shared.deaths.keep(self.used_deaths())
         queues = self.directory.queues()
         facts = [
             Fact.of("next", "entity", self.directory.next_number),

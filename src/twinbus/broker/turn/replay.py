@@ -301,8 +301,10 @@ def restore(
     namespace.starts.load(replay.facts.get("start", {}))
     rows, highest = replay.present_rows()
     _restore_rows(namespace, rows, news, accept_damage=accept_damage)
+    used = namespace.used_deaths()
     # A reason without messages may be known only from the oldest segment, which can be deleted.
-    namespace.forget_unused_deaths()
+    shared.deaths.keep(used)
+    shared.deaths.replace_lost(used)
     for queue in directory.queues():
         known = replay.number("sequence", str(queue.entity), 1)
         queue.next_sequence = max(known, highest.get(queue.entity, 0) + 1)
